@@ -1,0 +1,1 @@
+"""Published numbers replayed against our functions; parity-only variants live here."""

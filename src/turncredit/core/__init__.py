@@ -1,0 +1,1 @@
+"""Nouns and protocols. NumPy and the standard library only."""

@@ -1,0 +1,323 @@
+"""What an environment, a hint source, a method and a backend must offer. Nothing more is asked.
+
+A *component* (environment, method, backend, hint) is a module or class reached by name through
+`core.registry`. It may carry a frozen dataclass `Config`; every field of it becomes a recipe key
+and a command-line flag. `create(config)` builds the object (methods are pure functions instead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from turncredit.core.types import (
+    Array,
+    Credit,
+    Datum,
+    Group,
+    Ids,
+    Message,
+    Observation,
+    Step,
+    Task,
+    Usage,
+)
+
+# ── environments: text in, text out ──────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """The one tool a policy calls to act: a function with one string argument."""
+
+    name: str
+    description: str
+    argument: str
+    argument_description: str
+
+    def schema(self) -> dict[str, Any]:
+        """The tool in the JSON form chat templates expect."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        self.argument: {
+                            "type": "string",
+                            "description": self.argument_description,
+                        }
+                    },
+                    "required": [self.argument],
+                },
+            },
+        }
+
+
+class Episode(Protocol):
+    """One play of one task. Single-use: start once, act until done, close."""
+
+    async def start(self) -> Observation:
+        """The opening text. Called exactly once, first."""
+        ...
+
+    async def act(self, action: str) -> Step:
+        """Execute one command. An inadmissible one changes nothing and says so."""
+        ...
+
+    async def close(self) -> None:
+        """Free what the episode holds. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """A family of tasks. `tasks` is deterministic: same configuration, same ordered list."""
+
+    name: str
+    instructions: str
+    tool: Tool
+    splits: tuple[str, ...]
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split, sorted by id."""
+        ...
+
+    def episode(self, task: Task) -> Episode:
+        """A fresh episode of `task`; any number may run at once without touching each other."""
+        ...
+
+
+# ── hints and methods ────────────────────────────────────────────────────────────────────────
+
+
+class Hint(Protocol):
+    """A source of privileged text that only the teacher sees."""
+
+    def text(self, task: Task, group: Group) -> str | None:
+        """The hint for one task, or None when there is nothing to say."""
+        ...
+
+
+class Method(Protocol):
+    """A credit method: a module with these three names."""
+
+    Config: ClassVar[type]
+    NEEDS_TEACHER: ClassVar[bool]
+
+    @staticmethod
+    def credit(group: Group, config: Any) -> Credit:
+        """Pure: numbers in, numbers out."""
+        ...
+
+
+# ── backends: tokens in, tokens and log-probs out, update ────────────────────────────────────
+
+
+class Tokenizer(Protocol):
+    """What chat needs of a model's tokenizer."""
+
+    eos_ids: tuple[int, ...]  # ids that end an assistant turn
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """Ids of `text`, nothing added. With `parse_special` False no special id can appear."""
+        ...
+
+    def decode(self, ids: Ids) -> str:
+        """Text of `ids`, special tokens written out."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+    ) -> str:
+        """The model's own chat template applied to `messages`, as text, thinking switched off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one action. `seed` makes the sample reproducible whatever else is in flight."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Sampled ids (the stop token included) with their log-probs at temperature 1, same length."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleResult:
+    """Answer of `SamplingClient.sample`."""
+
+    samples: tuple[Sample, ...]
+    snapshot_id: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult:
+    """Answer of `SamplingClient.compute_logprobs`.
+
+    `logprobs` is (T,), entry t the log-probability of token t given those before it; entry 0
+    is NaN (nothing comes before it). With `last_n`, entries before the last n may be NaN.
+    """
+
+    logprobs: Array
+    snapshot_id: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBackwardOutput:
+    """Answer of `TrainingClient.forward_backward`: per row the new log-probs (T,), and metrics."""
+
+    logprobs: tuple[Array, ...]
+    metrics: Mapping[str, float]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamParams:
+    """AdamW settings of one optimizer step (defaults: the article's)."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do, said before anything runs.
+
+    Attributes:
+        losses: names accepted by `forward_backward`.
+        immutable_snapshots: a sampling client keeps its weights whatever training does.
+        optimizer_resume: a saved state restores the optimizer too.
+        exact_resume: resuming repeats the uninterrupted run bit for bit.
+        loss_reduction: "token_sum" (canonical: the caller pre-scales) or what a server does.
+        max_seq_len: longest row, or None.
+    """
+
+    losses: frozenset[str]
+    immutable_snapshots: bool = True
+    optimizer_resume: bool = True
+    exact_resume: bool = False
+    suffix_scoring: bool = True
+    cached_token_counts: bool = False
+    loss_reduction: str = "token_sum"
+    max_seq_len: int | None = None
+
+
+class SamplingClient(Protocol):
+    """Bound to one immutable snapshot of the weights."""
+
+    snapshot_id: str
+
+    async def sample(
+        self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
+    ) -> SampleResult:
+        """Sample continuations of `prompt` (sample i uses `params.seed + i`)."""
+        ...
+
+    async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
+        """Score `tokens` at temperature 1."""
+        ...
+
+    async def close(self) -> None:
+        """Free the snapshot."""
+        ...
+
+
+class TrainingClient(Protocol):
+    """The weights being trained, with their optimizer."""
+
+    base_model: str
+
+    async def save_weights_and_get_sampling_client(self) -> SamplingClient:
+        """Freeze the current weights and return a client bound to them."""
+        ...
+
+    async def forward_backward(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+    ) -> ForwardBackwardOutput:
+        """Accumulate gradients of the *sum* over action tokens; nothing else is reduced here."""
+        ...
+
+    async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """One AdamW step on the accumulated gradients, which it clears. Returns `grad_norm`."""
+        ...
+
+    async def save_state(self, name: str) -> str:
+        """Save weights and optimizer atomically; returns a path or URI to resume from."""
+        ...
+
+    async def save_weights_for_sampler(self, name: str) -> str:
+        """Save the weights alone; returns a path or URI for sampling."""
+        ...
+
+
+class Backend(Protocol):
+    """A place where a policy is sampled and trained."""
+
+    name: str
+
+    def capabilities(self) -> Capabilities:
+        """Known without running anything."""
+        ...
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the base model."""
+        ...
+
+    async def create_training_client(
+        self, *, seed: int, save_dir: str, from_state: str | None = None
+    ) -> TrainingClient:
+        """Fresh trainable weights, or those of a saved state with their optimizer."""
+        ...
+
+    async def create_sampling_client(self, *, model_path: str | None = None) -> SamplingClient:
+        """A client of the base model, or of weights saved for the sampler."""
+        ...
+
+    def usage(self) -> Usage:
+        """All tokens so far, as counted here."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free everything."""
+        ...
+
+
+class Tracker(Protocol):
+    """A mirror of the metrics (the run folder is the record)."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Mirror one step."""
+        ...
+
+    def close(self) -> None:
+        """Flush and finish."""
+        ...

@@ -1,0 +1,1 @@
+"""Credit methods: pure functions of a group."""

@@ -1,0 +1,1 @@
+"""Environments: text in, text out."""

@@ -1,0 +1,1 @@
+"""Where privileged text comes from."""

@@ -1,0 +1,1 @@
+"""One training step, a file per stage."""

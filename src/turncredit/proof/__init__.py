@@ -1,0 +1,1 @@
+"""Did it help, and is it what we say it is?"""

@@ -1,0 +1,1 @@
+"""The run folder, the ledger, and mirrors of the metrics."""
