@@ -36,6 +36,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "hint": {
         "none": "turncredit.hints.none",
         "skillbank": "turncredit.hints.skillbank",
+        "toy_key": "turncredit.hints.toy",
     },
 }
 

@@ -1,0 +1,124 @@
+"""`turncredit COMMAND …`: finds the command's file, builds its flags, prints errors plainly."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from turncredit import config
+from turncredit.core import registry
+from turncredit.core.errors import TurncreditError, did_you_mean
+from turncredit.core.settings import add_flags
+
+COMMANDS = {
+    "demo": "train with turn credit and without, compare on held-out games (start here)",
+    "train": "train a policy",
+    "eval": "evaluate a policy without hints on a fixed panel",
+    "compare": "compare evaluations of one panel",
+    "games": "list, generate, verify, replay or play household games",
+    "models": "list and fetch base models",
+    "list": "list methods, environments, backends, hints and recipes",
+    "doctor": "what is installed, what is missing, and how to get it",
+    "check-env": "conformance suite of an environment",
+    "check-backend": "conformance suite of a backend",
+    "conformance": "replay published numbers against our functions",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistyped flag or choice is answered with the nearest known one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message with a suggestion, and leave with status 2."""
+        known = [flag for action in self._actions for flag in action.option_strings]
+        if found := re.search(r"unrecognized arguments: (\S+)", message):
+            message += did_you_mean(found[1].partition("=")[0], known)
+        elif found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            message += did_you_mean(found[1], re.findall(r"[\w.:-]+", found[2]))
+        self.exit(2, f"turncredit: {message}\n")
+
+
+def command(name: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"turncredit.cli.{name.replace('-', '_')}")
+
+
+def parser_for(name: str, argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of one command, with the flags of the components `argv` chooses."""
+    module = command(name)
+    parser = Parser(prog=f"turncredit {name}", description=module.__doc__, allow_abbrev=False)
+    module.add_arguments(parser)
+    kinds: Sequence[str] = getattr(module, "COMPONENTS", ())
+    chosen = chosen_names(argv, kinds)
+    for kind in kinds:
+        parser.add_argument(
+            f"--{kind}",
+            default=chosen[kind],
+            metavar="NAME",
+            help=f"{', '.join(registry.names(kind))}, or your own module:Name [{chosen[kind]}]",
+        )
+        found = registry.load(kind, chosen[kind])
+        add_flags(parser, found.config_type, f"{kind} {chosen[kind]}")
+    return parser
+
+
+def chosen_names(argv: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
+    """Component names: from flags, else from the recipe, else the defaults."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--recipe")
+    for kind in kinds:
+        first.add_argument(f"--{kind}")
+    given, _ = first.parse_known_args(list(argv))
+    recipe = config.read_recipe(given.recipe) if given.recipe else {}
+    names = {}
+    for kind in kinds:
+        flag = getattr(given, kind)
+        names[kind] = flag or str(recipe.get(kind, {}).get("name", config.DEFAULT_NAMES[kind]))
+    return names
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["usage: turncredit COMMAND [flags]   (turncredit COMMAND --help)", "", *lines]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (2: something for the user to mend)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        from turncredit import __version__
+
+        print(f"turncredit {__version__}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        print(
+            f'turncredit: no command "{name}".{did_you_mean(name, COMMANDS)}\n\n{_usage()}',
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        return int(command(name).run(parser_for(name, rest).parse_args(rest)) or 0)
+    except TurncreditError as error:
+        print(f"turncredit: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("turncredit: interrupted; what was committed is on disk", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""One run's settings: frozen, typed, checked across fields before anything is spent.
+
+A run is four components chosen by name (environment, backend, method, hint), each with its own
+`Config`, plus five fixed sections. Every field is a recipe key (TOML, `[section] key = value`)
+and a flag (`--key`, dashes for underscores); unknown ones are refused with the nearest known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turncredit.core import registry
+from turncredit.core.errors import ConfigError, DataError, did_you_mean
+from turncredit.core.settings import coerce, setting
+
+Values = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long, how wide, under which name."""
+
+    max_steps: int = setting(200, "updates to make")
+    tasks_per_update: int = setting(16, "tasks (games) sampled for each update")
+    group_size: int = setting(8, "trajectories per task")
+    seed: int = setting(42, "order of tasks, sampling and initial weights follow from it")
+    run_name: str = setting("", "name of the run folder (default: method, environment, seed)")
+    runs_dir: str = setting("runs", "where run folders are made")
+    train_split: str = setting("train", "split the tasks come from")
+    save_every: int = setting(25, "save state and sampler weights every so many updates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Budgets of a trajectory and how actions are sampled."""
+
+    max_turns: int = setting(50, "turns per trajectory")
+    max_trajectory_tokens: int = setting(14_336, "tokens per trajectory, prompt included")
+    teacher_reserve_tokens: int = setting(2_048, "extra tokens kept free for the teacher's hint")
+    max_action_tokens: int = setting(512, "tokens per action")
+    temperature: float = setting(1.0, "sampling temperature; training needs 1")
+    top_p: float = setting(1.0, "nucleus mass; training needs 1")
+    include_admissible_actions: bool = setting(True, "list the available actions each turn")
+    step_timeout: float = setting(60.0, "seconds one environment step may take")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """How trajectories are looked at again."""
+
+    teacher_concurrency: int = setting(16, "teacher requests in flight at once")
+    student_logprobs: Literal["auto", "sampled", "rescored"] = setting(
+        "auto", "student side of a gap: from the sampler, from a full pass, or by measured mismatch"
+    )
+    noise_samples: int = setting(2, "trajectories a step scored as null-hint control (0: none)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """The loss and the optimizer step. The two clips are bounds of the probability ratio."""
+
+    learning_rate: float = setting(4e-6, "AdamW learning rate")
+    ppo_clip_low: float = setting(0.8, "lower bound of the ratio")
+    ppo_clip_high: float = setting(1.24, "upper bound of the ratio")
+    adam_beta1: float = setting(0.9, "AdamW beta 1")
+    adam_beta2: float = setting(0.95, "AdamW beta 2")
+    weight_decay: float = setting(0.0, "AdamW weight decay")
+    grad_clip_norm: float = setting(1.0, "largest gradient norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """Mirrors of the metrics; the run folder is the record either way."""
+
+    swanlab_project: str = setting("turncredit", "SwanLab project")
+    swanlab_mode: Literal["disabled", "online", "offline", "local"] = setting(
+        "disabled", "SwanLab mirror"
+    )
+    trackers: tuple[str, ...] = setting((), "further mirrors: wandb, tensorboard, trackio")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A component chosen by name, with its settings."""
+
+    name: str
+    config: Any
+
+    def load(self, kind: str) -> registry.Component:
+        """The component itself."""
+        return registry.load(kind, self.name)
+
+
+SECTIONS: Mapping[str, type] = {
+    "schedule": Schedule,
+    "rollout": Rollout,
+    "teacher": Teacher,
+    "optim": Optim,
+    "log": Log,
+}
+DEFAULT_NAMES: Mapping[str, str] = {
+    "env": "household",
+    "backend": "local",
+    "method": "agentopsd",
+    "hint": "skillbank",
+}
+KINDS = tuple(DEFAULT_NAMES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that defines a run. Building one checks that its parts fit together."""
+
+    env: Chosen
+    backend: Chosen
+    method: Chosen
+    hint: Chosen
+    schedule: Schedule = field(default_factory=Schedule)
+    rollout: Rollout = field(default_factory=Rollout)
+    teacher: Teacher = field(default_factory=Teacher)
+    optim: Optim = field(default_factory=Optim)
+    log: Log = field(default_factory=Log)
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise ConfigError(problem)
+
+    @property
+    def name(self) -> str:
+        """The run's name: as given, or method, environment and seed."""
+        default = f"{self.method.name}-{self.env.name}-s{self.schedule.seed}"
+        return self.schedule.run_name or default.replace(":", "-")
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Nested plain values: what `config.json` holds and `build` takes."""
+        out = {
+            kind: {"name": (chosen := getattr(self, kind)).name, **asdict(chosen.config)}
+            for kind in KINDS
+        }
+        return out | {section: asdict(getattr(self, section)) for section in SECTIONS}
+
+    def digest(self) -> str:
+        """sha256 of the settings that can change a result (not names, folders, length, mirrors)."""
+        values = self.to_dict()
+        del values["log"]
+        for key in ("run_name", "runs_dir", "max_steps", "save_every"):
+            del values["schedule"][key]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def with_steps(self, max_steps: int) -> Run:
+        """The same run, shorter or longer."""
+        return replace(self, schedule=replace(self.schedule, max_steps=max_steps))
+
+
+def _problems(run: Run) -> Iterator[str]:
+    """Combinations that cannot work, each with its cure."""
+    schedule, rollout, optim = run.schedule, run.rollout, run.optim
+    for section, name in (
+        (schedule, "max_steps"),
+        (schedule, "tasks_per_update"),
+        (schedule, "save_every"),
+        (rollout, "max_turns"),
+        (rollout, "max_action_tokens"),
+        (run.teacher, "teacher_concurrency"),
+    ):
+        if getattr(section, name) < 1:
+            yield f"{name} is {getattr(section, name)}; use at least 1"
+    if schedule.group_size < 2:
+        yield (
+            f"group_size={schedule.group_size} gives every trajectory zero advantage "
+            f"under {run.method.name}; use at least 2"
+        )
+    if rollout.temperature != 1.0:
+        yield (
+            f"temperature={rollout.temperature} samples from another distribution than the one "
+            "trained and scored; training needs 1.0 (turncredit eval takes any)"
+        )
+    if rollout.top_p != 1.0:
+        yield (
+            f"top_p={rollout.top_p} cuts the distribution that log-probabilities describe, so "
+            "every ratio would be off by the kept mass; training needs 1.0"
+        )
+    if not 0 < optim.ppo_clip_low < 1 < optim.ppo_clip_high:
+        yield (
+            f"ppo_clip_low={optim.ppo_clip_low}, ppo_clip_high={optim.ppo_clip_high}: these are "
+            "bounds of the ratio, one below 1 and one above (the article: 0.8 and 1.24)"
+        )
+    if optim.learning_rate <= 0:
+        yield f"learning_rate={optim.learning_rate}; use a positive one"
+    if rollout.max_action_tokens >= rollout.max_trajectory_tokens:
+        yield (
+            f"max_action_tokens={rollout.max_action_tokens} leaves no room for a prompt in "
+            f"max_trajectory_tokens={rollout.max_trajectory_tokens}"
+        )
+    method = run.method.load("method").target
+    if method.NEEDS_TEACHER and run.hint.name == "none":
+        yield (
+            f"method {run.method.name} needs a teacher that sees a hint; "
+            "choose --hint skillbank (turncredit list hints), or --method grpo"
+        )
+
+
+# ── building from plain values ───────────────────────────────────────────────────────────────
+
+
+def build(values: Values) -> Run:
+    """A checked `Run` from nested values: section → key → value.
+
+    Raises:
+        ConfigError: unknown section or key (with the nearest known), a value of another type,
+            or a combination that cannot work.
+    """
+    known = [*KINDS, *SECTIONS]
+    for section in values:
+        if section not in known:
+            raise ConfigError(f'unknown section "{section}".{did_you_mean(section, known)}')
+    chosen = {}
+    for kind in KINDS:
+        given = dict(values.get(kind, {}))
+        name = str(given.pop("name", DEFAULT_NAMES[kind]))
+        chosen[kind] = component(kind, name, given)
+    parts = {
+        section: coerce(cls, values.get(section, {}), f"[{section}]")
+        for section, cls in SECTIONS.items()
+    }
+    return Run(**chosen, **parts)
+
+
+def component(kind: str, name: str, values: Mapping[str, Any]) -> Chosen:
+    """Choose a component and check its settings.
+
+    Raises:
+        ConfigError: unknown name or setting, or a value of another type.
+    """
+    found = registry.load(kind, name)
+    return Chosen(name, coerce(found.config_type, values, f'{kind} "{name}"'))
+
+
+def component_from_args(kind: str, name: str, given: Mapping[str, Any]) -> Chosen:
+    """Choose a component with those of its settings that are among `given` (parsed flags)."""
+    known = {f.name for f in fields(registry.load(kind, name).config_type)}
+    return component(kind, name, {key: v for key, v in given.items() if key in known})
+
+
+def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The nested values of a TOML recipe (a file, or the name of a shipped one).
+
+    Raises:
+        DataError: not there, or not TOML.
+    """
+    file = Path(path)
+    if not file.exists() and (named := recipe_dir() / f"{path}.toml").exists():
+        file = named
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        near = did_you_mean(str(path), recipe_names())
+        raise DataError(f"no recipe {str(path)!r}.{near} (turncredit list recipes)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"recipe {file}: not valid TOML ({error})") from error
+
+
+def recipe_dir() -> Path:
+    """Where the shipped recipes lie."""
+    return Path(__file__).parent / "data" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes, sorted."""
+    return sorted(path.stem for path in recipe_dir().glob("*.toml"))
+
+
+def place(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Sort flat values (from flags) into their sections.
+
+    Args:
+        values: flat key → value; keys that belong nowhere are ignored (a command's own flags).
+        names: the chosen component names by kind.
+    """
+    nested: dict[str, dict[str, Any]] = {kind: {"name": name} for kind, name in names.items()}
+    homes = {kind: registry.load(kind, name).config_type for kind, name in names.items()}
+    for section, cls in (homes | dict(SECTIONS)).items():
+        known = {f.name for f in fields(cls)}
+        found = {key: value for key, value in values.items() if key in known}
+        if found or section in nested:
+            nested.setdefault(section, {}).update(found)
+    return nested
+
+
+def merge(*layers: Values) -> dict[str, dict[str, Any]]:
+    """Later layers win, key by key. Another component name drops the former one's settings."""
+    out: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for section, given in layer.items():
+            mine = out.setdefault(section, {})
+            if section in KINDS and given.get("name", mine.get("name")) != mine.get("name"):
+                mine.clear()
+            mine.update(given)
+    return out
