@@ -1,0 +1,252 @@
+"""The run folder: its format is written and read here only, and its paths are known here only.
+
+    config.json  environment.json  metrics.jsonl  ledger.jsonl  checkpoints.jsonl
+    trajectories/000007.jsonl.gz   checkpoints/step-000040/{state, sampler}
+
+Steps count updates: step n is the n-th update, and checkpoint n holds the weights after it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from turncredit.core.errors import AlignmentError, ConfigError, DataError
+from turncredit.core.types import Credit, Group
+from turncredit.record import atomic
+from turncredit.record.rows import Recorded, group_to_rows, rows_to_groups
+
+_LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
+_OURS = ("config.json", "environment.json", *_LINES, "trajectories", "checkpoints")
+_OURS_LATER = ("audit.json", "report.html", "mirrors")
+
+
+class RunFolder:
+    """One run on disk. Create it once, or open an existing one; then write each step as it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # ── opening ──────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def create(cls, path: str | Path, *, overwrite: bool = False) -> RunFolder:
+        """A fresh folder at `path`.
+
+        Raises:
+            ConfigError: it exists and is not empty, and `overwrite` is False; or it holds
+                files that are no run's, which are never removed.
+        """
+        folder = cls(Path(path))
+        if folder.path.exists() and not folder.path.is_dir():
+            raise ConfigError(f"{path} is a file, not a run folder. Choose another run name.")
+        found = sorted(p.name for p in folder.path.iterdir()) if folder.path.exists() else []
+        if found and not overwrite:
+            raise ConfigError(
+                f"{path} exists already. Choose another run name, continue it with --resume, "
+                "or replace it with --overwrite."
+            )
+        known = {*_OURS, *_OURS_LATER, "run.lock"}
+        if foreign := [name for name in found if name not in known]:
+            raise ConfigError(
+                f"{path} holds {', '.join(foreign[:3])}, which no run wrote: not replaced. "
+                "Choose another run name."
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.locked():  # a live run is never removed
+            for name in found:
+                target = folder.path / name
+                if target.is_dir():
+                    shutil.rmtree(target)
+                elif name != "run.lock":
+                    target.unlink()
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run.
+
+        Raises:
+            DataError: there is no run at `path`.
+        """
+        folder = cls(Path(path))
+        if not (folder.path / "config.json").is_file():
+            raise DataError(f"{path} is no run folder (it has no config.json)")
+        return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run while writing it; a second writer is refused.
+
+        Raises:
+            ConfigError: another process is writing this run.
+        """
+        with atomic.locked(self.path / "run.lock", f"run {self.path}"):
+            yield
+
+    # ── whole files ──────────────────────────────────────────────────────────────────────────
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Save the resolved configuration."""
+        atomic.write_json(self.path / "config.json", config)
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration of the run."""
+        return self._read_json("config.json")
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Save what the run ran on (see `record.environment.describe`)."""
+        atomic.write_json(self.path / "environment.json", environment)
+
+    def environment(self) -> dict[str, Any]:
+        """What the run ran on."""
+        return self._read_json("environment.json")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except FileNotFoundError as error:
+            raise DataError(f"{self.path} has no {name}") from error
+        except ValueError as error:
+            raise DataError(f"{self.path / name} is not JSON: {error}") from error
+
+    # ── lines ────────────────────────────────────────────────────────────────────────────────
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one step's scalars."""
+        self._append("metrics.jsonl", step, metrics)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All steps' scalars, each with its `step`."""
+        return self._read_lines("metrics.jsonl")
+
+    def append_ledger(self, step: int, record: Mapping[str, Any]) -> None:
+        """Append what one step cost (see `record.ledger`)."""
+        self._append("ledger.jsonl", step, record)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """What each step cost."""
+        return self._read_lines("ledger.jsonl")
+
+    def append_checkpoint(self, step: int, record: Mapping[str, Any]) -> None:
+        """Announce a checkpoint. Call it after its files are complete: unannounced ones are void.
+
+        Args:
+            step: updates done.
+            record: what resuming needs: `state` and `sampler` paths or URIs, the cursor.
+        """
+        self._append("checkpoints.jsonl", step, record)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """All announced checkpoints, in order, each with its `step`."""
+        return self._read_lines("checkpoints.jsonl")
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the files of a checkpoint belong."""
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def _append(self, name: str, step: int, record: Mapping[str, Any]) -> None:
+        atomic.append_line(self.path / name, {"step": step, **record})
+
+    def _read_lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        if not path.exists():
+            return []
+        rows = atomic.read_lines(path).records
+        return [{key: atomic.number(value) for key, value in row.items()} for row in rows]
+
+    # ── trajectories ─────────────────────────────────────────────────────────────────────────
+
+    def write_trajectories(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        credits: Sequence[Credit] | None = None,
+    ) -> Path:
+        """Save all trajectories of a step, with their credit.
+
+        Raises:
+            AlignmentError: another number of credits than groups.
+            ConfigError: the step is on disk already (see `truncate_after`).
+        """
+        path = self._trajectory_path(step)
+        if path.exists():
+            raise ConfigError(f"{path} exists already: step {step} was written before")
+        if credits is not None and len(credits) != len(groups):
+            raise AlignmentError("credits of a step", expected=len(groups), got=len(credits))
+        buffer = io.BytesIO()
+        # No name and no time in the gzip header: equal runs give equal bytes.
+        with gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0, compresslevel=6) as out:
+            for index, group in enumerate(groups):
+                credit = None if credits is None else credits[index]
+                for row in group_to_rows(index, group, credit):
+                    out.write(atomic.dump_line(row))
+        atomic.write_bytes(path, buffer.getvalue())
+        return path
+
+    def read_trajectories(self, step: int) -> list[Recorded]:
+        """The groups of a step exactly as they were written (but for `Task.payload`).
+
+        Raises:
+            DataError: the step is not on disk, or its file is damaged.
+        """
+        path = self._trajectory_path(step)
+        try:
+            data = gzip.decompress(path.read_bytes())
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{self.path} has no trajectories of step {step}; it has {self.trajectory_steps()}"
+            ) from error
+        except (OSError, EOFError) as error:
+            raise DataError(f"{path} is damaged: {error}") from error
+        return rows_to_groups([json.loads(line) for line in data.split(b"\n") if line])
+
+    def trajectory_steps(self) -> list[int]:
+        """The steps whose trajectories are on disk, ascending."""
+        files = (self.path / "trajectories").glob("*.jsonl.gz")
+        return sorted(int(file.name.partition(".")[0]) for file in files)
+
+    def _trajectory_path(self, step: int) -> Path:
+        return self.path / "trajectories" / f"{step:06d}.jsonl.gz"
+
+    # ── resuming ─────────────────────────────────────────────────────────────────────────────
+
+    def truncate_after(self, step: int, *, discard_checkpoints: bool = False) -> None:
+        """Make the folder what it was right after `step`, so that a resumed run has each step once.
+
+        Torn last lines go, with a warning; so do records of later steps, and the files of
+        checkpoints that were never announced (their writing was interrupted).
+
+        Raises:
+            ConfigError: announced checkpoints lie after `step` and may not be discarded.
+        """
+        later = [row["step"] for row in self.checkpoints() if row["step"] > step]
+        if later and not discard_checkpoints:
+            raise ConfigError(
+                f"resuming {self.path} after step {step} would discard the checkpoints of steps "
+                f"{later}. Resume from step {later[-1]}, or pass --overwrite."
+            )
+        for name in _LINES:
+            self._truncate_lines(self.path / name, step)
+        for found in self.trajectory_steps():
+            if found > step:
+                self._trajectory_path(found).unlink()
+        announced = {self.checkpoint_path(row["step"]) for row in self.checkpoints()}
+        for folder in (self.path / "checkpoints").glob("*"):
+            if folder.is_dir() and folder not in announced:
+                shutil.rmtree(folder)
+
+    @staticmethod
+    def _truncate_lines(path: Path, step: int) -> None:
+        if not path.exists():
+            return
+        rows = atomic.repair(path).records
+        kept = [row for row in rows if row["step"] <= step]
+        if len(kept) < len(rows):
+            atomic.write_bytes(path, b"".join(atomic.dump_line(row) for row in kept))
