@@ -1,0 +1,144 @@
+"""Reads a PDDL problem of the ALFWorld domain into types, facts and a goal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from turncredit.core.errors import DataError, did_you_mean
+from turncredit.envs.household.domain import PREDICATES
+
+Expression: TypeAlias = "str | tuple[Expression, ...]"
+
+# An innermost list is one token: a problem is mostly flat facts, and `split` reads those in C.
+_TOKEN = re.compile(r"\(([^()]*)\)|([()])|([^\s()]+)")
+_COMMENT = re.compile(r";[^\n]*")
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem, all in lower case (PDDL has no case).
+
+    Attributes:
+        types: declared id → type.
+        facts: predicate → the argument tuples that hold at the start.
+        goal: the goal expression.
+    """
+
+    types: Mapping[str, str]
+    facts: Mapping[str, frozenset[tuple[str, ...]]]
+    goal: Expression
+
+
+def parse(text: str) -> Expression:
+    """The one s-expression in `text`, as nested tuples of lower-case words.
+
+    Raises:
+        DataError: unbalanced, nested too deeply, empty, or more than one expression.
+    """
+    if ";" in text:
+        text = _COMMENT.sub("", text)
+    stack: list[list[Expression]] = [[]]
+    for match in _TOKEN.finditer(text.lower()):
+        inner, bracket, word = match.groups()
+        if inner is not None:
+            stack[-1].append(tuple(inner.split()))
+        elif word is not None:
+            stack[-1].append(word)
+        elif bracket == "(":
+            stack.append([])
+            if len(stack) > _MAX_DEPTH:
+                raise DataError(f"PDDL problem: nested deeper than {_MAX_DEPTH} levels")
+        elif len(stack) == 1:
+            raise DataError("PDDL problem: a closing parenthesis too many")
+        else:
+            closed = tuple(stack.pop())
+            stack[-1].append(closed)
+    if len(stack) > 1:
+        raise DataError(f"PDDL problem: {len(stack) - 1} closing parentheses missing; is it torn?")
+    if len(stack[0]) != 1:
+        raise DataError(f"PDDL problem: expected one expression, got {len(stack[0])}")
+    return stack[0][0]
+
+
+def typed(words: Iterable[Expression], where: str) -> list[tuple[str, str]]:
+    """`a b - t c - u` → [(a, t), (b, t), (c, u)]. Words without a type get `object`."""
+    pairs: list[tuple[str, str]] = []
+    waiting: list[str] = []
+    items = iter(words)
+    for word in items:
+        if not isinstance(word, str):
+            raise DataError(f"PDDL problem: {where} holds a list where a name belongs: {word}")
+        if word != "-":
+            waiting.append(word)
+            continue
+        kind = next(items, None)
+        if not isinstance(kind, str) or not waiting:
+            raise DataError(f"PDDL problem: a dangling '-' in {where}")
+        pairs += [(name, kind) for name in waiting]
+        waiting = []
+    return pairs + [(name, "object") for name in waiting]
+
+
+def read_problem(text: str) -> Problem:
+    """Parse and check a whole problem.
+
+    Raises:
+        DataError: not a problem of this domain; says what is wrong where.
+    """
+    root = parse(text)
+    if not isinstance(root, tuple) or not root or root[0] != "define":
+        raise DataError("PDDL problem: expected (define (problem …) …)")
+    sections = {part[0]: part[1:] for part in root[1:] if isinstance(part, tuple) and part}
+    for name in (":objects", ":init", ":goal"):
+        if name not in sections:
+            raise DataError(f"PDDL problem: no {name} section")
+    if len(sections[":goal"]) != 1:
+        raise DataError("PDDL problem: :goal must hold exactly one expression")
+    types = dict(typed(sections[":objects"], ":objects"))
+    return Problem(types, _facts(sections[":init"], types), sections[":goal"][0])
+
+
+def _facts(
+    items: Iterable[Expression], types: Mapping[str, str]
+) -> Mapping[str, frozenset[tuple[str, ...]]]:
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for fact in items:
+        if not isinstance(fact, tuple) or not fact:
+            raise DataError(f"PDDL problem: :init holds {fact!r}, not a fact")
+        name, arguments = fact[0], fact[1:]
+        if name == "=":  # costs and distances: planners read them, players do not
+            continue
+        _check_atom(name, arguments)
+        if not types.keys() >= set(arguments):
+            unknown = sorted(set(map(str, arguments)) - types.keys())
+            raise DataError(f"PDDL problem: ({' '.join(map(str, fact))}): {unknown} not declared")
+        found.setdefault(str(name), []).append(arguments)  # type: ignore[arg-type]
+    return {name: frozenset(tuples) for name, tuples in found.items()}
+
+
+def _check_atom(name: Expression, arguments: tuple[Expression, ...]) -> None:
+    if not isinstance(name, str) or name not in PREDICATES:
+        raise DataError(
+            f"PDDL problem: no predicate {name!r} in the household domain."
+            f"{did_you_mean(str(name), PREDICATES)}"
+        )
+    if len(arguments) != PREDICATES[name] or not all(isinstance(a, str) for a in arguments):
+        raise DataError(
+            f"PDDL problem: {name} takes {PREDICATES[name]} names, got {len(arguments)}: {arguments}"
+        )
+
+
+def check_atom(atom: Expression) -> tuple[str, tuple[str, ...]]:
+    """Predicate and arguments of an atom of a goal.
+
+    Raises:
+        DataError: unknown predicate or another number of arguments.
+    """
+    if not isinstance(atom, tuple) or not atom:
+        raise DataError(f"PDDL problem: {atom!r} is not an atom")
+    _check_atom(atom[0], atom[1:])
+    return str(atom[0]), tuple(str(a) for a in atom[1:])
