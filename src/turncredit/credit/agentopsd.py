@@ -18,12 +18,13 @@ on another scale would pin the belief at its clamp.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.settings import setting
 from turncredit.core.types import (
     Array,
     Credit,
@@ -41,18 +42,12 @@ NEEDS_TEACHER = True
 class Config:
     """Settings of AgentOPSD; the defaults are the article's."""
 
-    gamma: float = field(default=0.95, metadata={"help": "decay of earlier evidence, per turn"})
-    reshape_lambda: float = field(
-        default=0.5, metadata={"help": "share of the turn weight in the advantage; 0 is GRPO"}
-    )
-    weight_bound: float = field(
-        default=0.2, metadata={"help": "turn weights stay within 1 +/- this bound"}
-    )
-    epsilon: float = field(
-        default=1e-4, metadata={"help": "added to standard deviations; also clamps the prior"}
-    )
-    std: Literal["population", "sample", "none"] = field(
-        default="population", metadata={"help": "standard deviation of the group baseline"}
+    gamma: float = setting(0.95, "decay of earlier evidence, per turn")
+    reshape_lambda: float = setting(0.5, "share of the turn weight in the advantage; 0 is GRPO")
+    weight_bound: float = setting(0.2, "turn weights stay within 1 +/- this bound")
+    epsilon: float = setting(1e-4, "added to standard deviations; also clamps the prior")
+    std: Literal["population", "sample", "none"] = setting(
+        "population", "standard deviation of the group baseline"
     )
 
     def __post_init__(self) -> None:

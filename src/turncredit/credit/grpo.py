@@ -7,12 +7,13 @@ standard deviation, epsilon 1e-4).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.settings import setting
 from turncredit.core.types import Array, Credit, Group, Trajectory, frozen_array
 
 NEEDS_TEACHER = False
@@ -28,13 +29,10 @@ STD_CHOICES = ("population", "sample", "none")
 class Config:
     """Settings of the group baseline; the defaults are the article's."""
 
-    std: Literal["population", "sample", "none"] = field(
-        default="population",
-        metadata={"help": "divide by the group's standard deviation (ddof 0 or 1), or do not"},
+    std: Literal["population", "sample", "none"] = setting(
+        "population", "divide by the group's standard deviation (ddof 0 or 1), or do not"
     )
-    epsilon: float = field(
-        default=1e-4, metadata={"help": "added to the standard deviation before dividing"}
-    )
+    epsilon: float = setting(1e-4, "added to the standard deviation before dividing")
 
     def __post_init__(self) -> None:
         check_baseline(self.std, self.epsilon)

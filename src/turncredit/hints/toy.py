@@ -1,0 +1,44 @@
+"""Hints for the toy: names the key door of the corridor, or, for a control, a wrong one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turncredit.core.errors import ConfigError
+from turncredit.core.settings import setting
+from turncredit.core.types import Group, Task
+
+
+@dataclass(frozen=True)
+class Config:
+    """Whether the hint tells the truth."""
+
+    wrong_hint: bool = setting(False, "name another door instead of the key door (a control)")
+
+
+class KeyDoor:
+    """`At door 3, choose right.`"""
+
+    def __init__(self, config: Config) -> None:
+        self._wrong = config.wrong_hint
+
+    def text(self, task: Task, group: Group) -> str:
+        """The hint for `task`; the group is not looked at.
+
+        Raises:
+            ConfigError: the task is not one of the toy's.
+        """
+        rules = task.payload
+        if not {"key_door", "answer", "doors"} <= set(rules):
+            raise ConfigError(
+                f'hint "toy_key" only speaks about the toy; {task.env} needs another hint'
+            )
+        door = rules["key_door"]
+        if self._wrong:
+            door = (door - 1 + max(1, rules["doors"] // 2)) % rules["doors"] + 1
+        return f"At door {door}, choose {rules['answer']}."
+
+
+def create(config: Config) -> KeyDoor:
+    """The hint source."""
+    return KeyDoor(config)
