@@ -1,0 +1,1 @@
+"""Household games: the engine of the ALFWorld text domain, a seeded generator, experts."""
