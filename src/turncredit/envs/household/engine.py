@@ -20,7 +20,7 @@ from turncredit.envs.household.domain import (
     TASK_PREFIX,
 )
 from turncredit.envs.household.goal import compile_goal
-from turncredit.envs.household.pddl import Expression, Problem, read_problem
+from turncredit.envs.household.pddl import Expression, Facts, Problem, read_problem
 from turncredit.envs.household.state import Action, State
 
 
@@ -67,14 +67,14 @@ class Game:
         """
         parsed = read_problem(problem)
         facts = parsed.facts
-        locations = sorted(facts.get("receptacleatlocation", ()))
+        locations = _pairs(facts, "receptacleatlocation")
         location_of = dict(locations)
         if not location_of or len(location_of) != len(locations):
             raise DataError("PDDL problem: each receptacle needs exactly one location")
         names = _names(facts)
         receptacles = tuple(location_of)
-        receptacle_types = _sets(facts.get("receptacletype", ()))
-        holds = _sets(facts.get("cancontain", ()))
+        receptacle_types = _sets(_pairs(facts, "receptacletype"))
+        holds = _sets(_pairs(facts, "cancontain"))
         nothing: frozenset[str] = frozenset()
         return cls(
             task=task,
@@ -84,13 +84,13 @@ class Game:
             receptacles_at=_lists((place, r) for r, place in locations),
             location_of=location_of,
             receptacle_types=receptacle_types,
-            object_types=_sets(facts.get("objecttype", ())),
+            object_types=_sets(_pairs(facts, "objecttype")),
             accepts={
                 r: nothing.union(*(holds.get(kind, nothing) for kind in kinds))
                 for r, kinds in receptacle_types.items()
             },
             having={p: frozenset(a[0] for a in facts.get(p, ())) for p in PROPERTIES},
-            inside=_lists((outer, o) for o, outer in sorted(facts.get("inreceptacleobject", ()))),
+            inside=_lists((outer, o) for o, outer in _pairs(facts, "inreceptacleobject")),
             travel={f"go to {names[r]}": Action("go", r) for r in receptacles},
             opening=_opening(parsed),
             goal=parsed.goal,
@@ -201,18 +201,22 @@ class Play:
         return tuple(self.game.names[thing] for thing in inside)
 
 
-def _lists(pairs: Iterable[tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _pairs(facts: Facts, predicate: str) -> list[tuple[str, str]]:
+    return sorted((args[0], args[1]) for args in facts.get(predicate, ()))
+
+
+def _lists(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return {key: tuple(values) for key, values in found.items()}
 
 
-def _sets(pairs: Iterable[tuple[str, ...]]) -> dict[str, frozenset[str]]:
+def _sets(pairs: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
     return {key: frozenset(values) for key, values in _lists(pairs).items()}
 
 
-def _names(facts: Mapping[str, frozenset[tuple[str, ...]]]) -> dict[str, str]:
+def _names(facts: Facts) -> dict[str, str]:
     """Id → name. Instances of a kind count downwards in the order of their ids."""
     ids = sorted({argument for tuples in facts.values() for args in tuples for argument in args})
     kinds: dict[str, list[str]] = {}
@@ -233,14 +237,16 @@ def _opening(problem: Problem) -> State:
     places = {args[1] for args in facts.get("atlocation", ())}
     held = {args[1] for args in facts.get("holds", ())}
     if len(places) != 1 or len(held) > 1:
-        raise DataError("PDDL problem: the agent must be at one location and hold at most one object")
-    contents = _lists((where, thing) for thing, where in sorted(facts.get("inreceptacle", ())))
+        raise DataError(
+            "PDDL problem: the agent must be at one location and hold at most one object"
+        )
+    contents = _lists((where, thing) for thing, where in _pairs(facts, "inreceptacle"))
     return State(
         location=places.pop(),
         held=held.pop() if held else None,
         opened=frozenset(args[0] for args in facts.get("opened", ())),
         contents=contents,
-        places=frozenset((o, place) for o, place in facts.get("objectatlocation", ())),
+        places=frozenset(_pairs(facts, "objectatlocation")),
         left=frozenset(),
         marks=frozenset((mark, args[0]) for mark in MARKS for args in facts.get(mark, ())),
     )

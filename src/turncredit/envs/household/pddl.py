@@ -11,6 +11,7 @@ from turncredit.core.errors import DataError, did_you_mean
 from turncredit.envs.household.domain import PREDICATES
 
 Expression: TypeAlias = "str | tuple[Expression, ...]"
+Facts: TypeAlias = Mapping[str, frozenset[tuple[str, ...]]]
 
 # An innermost list is one token: a problem is mostly flat facts, and `split` reads those in C.
 _TOKEN = re.compile(r"\(([^()]*)\)|([()])|([^\s()]+)")
@@ -29,7 +30,7 @@ class Problem:
     """
 
     types: Mapping[str, str]
-    facts: Mapping[str, frozenset[tuple[str, ...]]]
+    facts: Facts
     goal: Expression
 
 
@@ -102,43 +103,37 @@ def read_problem(text: str) -> Problem:
     return Problem(types, _facts(sections[":init"], types), sections[":goal"][0])
 
 
-def _facts(
-    items: Iterable[Expression], types: Mapping[str, str]
-) -> Mapping[str, frozenset[tuple[str, ...]]]:
+def _facts(items: Iterable[Expression], types: Mapping[str, str]) -> Facts:
     found: dict[str, list[tuple[str, ...]]] = {}
     for fact in items:
         if not isinstance(fact, tuple) or not fact:
             raise DataError(f"PDDL problem: :init holds {fact!r}, not a fact")
-        name, arguments = fact[0], fact[1:]
-        if name == "=":  # costs and distances: planners read them, players do not
+        if fact[0] == "=":  # costs and distances: planners read them, players do not
             continue
-        _check_atom(name, arguments)
+        name, arguments = check_atom(fact)
         if not types.keys() >= set(arguments):
-            unknown = sorted(set(map(str, arguments)) - types.keys())
-            raise DataError(f"PDDL problem: ({' '.join(map(str, fact))}): {unknown} not declared")
-        found.setdefault(str(name), []).append(arguments)  # type: ignore[arg-type]
+            unknown = sorted(set(arguments) - types.keys())
+            raise DataError(f"PDDL problem: ({name} {' '.join(arguments)}): {unknown} not declared")
+        found.setdefault(name, []).append(arguments)
     return {name: frozenset(tuples) for name, tuples in found.items()}
 
 
-def _check_atom(name: Expression, arguments: tuple[Expression, ...]) -> None:
-    if not isinstance(name, str) or name not in PREDICATES:
-        raise DataError(
-            f"PDDL problem: no predicate {name!r} in the household domain."
-            f"{did_you_mean(str(name), PREDICATES)}"
-        )
-    if len(arguments) != PREDICATES[name] or not all(isinstance(a, str) for a in arguments):
-        raise DataError(
-            f"PDDL problem: {name} takes {PREDICATES[name]} names, got {len(arguments)}: {arguments}"
-        )
-
-
 def check_atom(atom: Expression) -> tuple[str, tuple[str, ...]]:
-    """Predicate and arguments of an atom of a goal.
+    """Predicate and arguments of a fact, or of an atom of a goal.
 
     Raises:
-        DataError: unknown predicate or another number of arguments.
+        DataError: unknown predicate, or another number of arguments than it takes.
     """
-    if not isinstance(atom, tuple) or not atom:
+    words = tuple(word for word in atom if isinstance(word, str))
+    if isinstance(atom, str) or not words or len(words) != len(atom):
         raise DataError(f"PDDL problem: {atom!r} is not an atom")
-    _check_atom(atom[0], atom[1:])
-    return str(atom[0]), tuple(str(a) for a in atom[1:])
+    name, arguments = words[0], words[1:]
+    arity = PREDICATES.get(name)
+    if arity is None:
+        raise DataError(
+            f'PDDL problem: no predicate "{name}" in the household domain.'
+            f"{did_you_mean(name, PREDICATES)}"
+        )
+    if len(arguments) != arity:
+        raise DataError(f"PDDL problem: {name} takes {arity} names, got {arguments}")
+    return name, arguments
