@@ -125,6 +125,7 @@ class Trajectory:
         prompt_length: tokens before the first turn's observation ends and its action starts.
         turns: K turns in order; their spans are disjoint, increasing, and inside `tokens`.
         reward: the outcome the verifier gives (0 or 1 unless the environment says otherwise).
+        opening: what the environment showed first: the prompt can be built again from it.
         logprobs: where `Turn.logprob_N` came from: the sampler, or a full re-scoring pass.
     """
 
@@ -137,6 +138,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     reward: float
     stop: StopReason
+    opening: Observation = Observation("")
     final_observation: str = ""
     error: str = ""
     logprobs: Literal["sampled", "rescored"] = "sampled"
