@@ -126,6 +126,11 @@ class ExploringExpert:
             self._forget(view.held)
         return view
 
+    def told(self, receptacle: str, things: Iterable[str], *, is_open: bool) -> None:
+        """Know a receptacle without having seen it."""
+        self.contents[receptacle] = list(things)
+        self._open[receptacle] = is_open
+
     def _read(self, text: str) -> None:
         if match := _LISTED.search(text):
             self.contents[match[1] or match[2]] = _ITEM.findall(match[3])
@@ -256,7 +261,7 @@ def solve(game: Game) -> list[str]:
     """A short walkthrough, found with full knowledge; empty when the game cannot be won so."""
     play, expert = game.play(), ExploringExpert(game)
     for receptacle in game.receptacle_names:
-        expert.contents[receptacle] = list(play.contents(receptacle))
+        expert.told(receptacle, play.contents(receptacle), is_open=not play.is_shut(receptacle))
     commands: list[str] = []
     while not play.won:
         if len(commands) == _LONGEST:

@@ -7,8 +7,6 @@ PYTHONHASHSEED. Each game is played to its goal by the omniscient expert before 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -18,8 +16,11 @@ from turncredit.envs.household import problem, rooms
 from turncredit.envs.household.domain import TASK_TYPES
 from turncredit.envs.household.engine import Game
 from turncredit.envs.household.experts import solve
+from turncredit.envs.household.gamefile import to_bytes, to_file_json
 from turncredit.envs.household.layouts import Layout, pool
 from turncredit.envs.household.rooms import Size
+
+__all__ = ["SPLITS", "WORDINGS", "GeneratedGame", "generate", "to_bytes", "to_file_json"]
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 

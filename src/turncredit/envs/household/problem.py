@@ -80,7 +80,7 @@ def write(name: str, receptacles: Sequence[Thing], objects: Sequence[Thing], goa
     """The PDDL problem: the agent starts mid-room, every receptacle is closed."""
     object_types = sorted({o.kind for o in objects} | set(_RULE_OBJECTS))
     receptacle_types = sorted({r.kind for r in receptacles} | set(_RULE_RECEPTACLES))
-    spots = sorted({location(r.place) for r in receptacles}) + [location("start")]
+    spots = [*sorted({location(r.place) for r in receptacles}), location("start")]
     lines = [
         "agent1 - agent",
         *(f"{kind}Type - otype" for kind in object_types),

@@ -25,6 +25,10 @@ def _words(*texts: str) -> frozenset[str]:
     return frozenset(" ".join(texts).split())
 
 
+def _sorted(*texts: str) -> tuple[str, ...]:
+    return tuple(sorted(_words(*texts)))
+
+
 HEATABLE = _words("Apple Bread Cup Egg Mug Plate Potato Tomato")
 COOLABLE = _words(_FOOD, _DISHES, "Pan Pot WineBottle")
 CLEANABLE = _words(_DISHES, _CUTLERY, "Apple Cloth DishSponge Egg Kettle Lettuce Pan Pot")
@@ -102,8 +106,7 @@ ROOMS: Mapping[str, Room] = {
             "SideTable": (1, 1),
             "StoveBurner": (3, 4),
         },
-        tuple(sorted(_words(_FOOD, _DISHES, _CUTLERY, _JARS, "DishSponge Kettle Pan Pot")))
-        + ("SoapBottle", "WineBottle"),
+        _sorted(_FOOD, _DISHES, _CUTLERY, _JARS, "DishSponge Kettle Pan Pot SoapBottle WineBottle"),
     ),
     "living_room": Room(
         ("CoffeeTable", "SideTable", "Sofa"),
@@ -118,8 +121,10 @@ ROOMS: Mapping[str, Room] = {
             "Shelf": (4, 8),
             "SideTable": (2, 3),
         },
-        ("Book", "Box", "Candle", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Newspaper")
-        + ("Pillow", "RemoteControl", "Statue", "TissueBox", "Vase", "Watch", "WateringCan"),
+        _sorted(
+            "Book Box Candle CellPhone CreditCard KeyChain Laptop Newspaper Pillow",
+            "RemoteControl Statue TissueBox Vase Watch WateringCan",
+        ),
     ),
     "bedroom": Room(
         ("Bed", "Desk"),
@@ -134,8 +139,10 @@ ROOMS: Mapping[str, Room] = {
             "Shelf": (4, 8),
             "SideTable": (3, 2),
         },
-        ("AlarmClock", "BaseballBat", "BasketBall", "Book", "Bowl", "CD", "CellPhone")
-        + ("CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil", "Pillow", "TennisRacket"),
+        _sorted(
+            "AlarmClock BaseballBat BasketBall Book Bowl CD CellPhone CreditCard KeyChain",
+            "Laptop Mug Pen Pencil Pillow TennisRacket",
+        ),
     ),
     "bathroom": Room(
         ("CounterTop", "SinkBasin", "Toilet"),
@@ -151,8 +158,10 @@ ROOMS: Mapping[str, Room] = {
             "SinkBasin": (1, 2),
             "ToiletPaperHanger": (2, 1),
         },
-        ("Candle", "Cloth", "DishSponge", "HandTowel", "Plunger", "SoapBar", "SoapBottle")
-        + ("SprayBottle", "TissueBox", "ToiletPaper"),
+        _sorted(
+            "Candle Cloth DishSponge HandTowel Plunger SoapBar SoapBottle SprayBottle",
+            "TissueBox ToiletPaper",
+        ),
     ),
 }
 
