@@ -1,4 +1,4 @@
-"""A tiny environment for these tests: open the right door; what is shown depends on the task only."""
+"""A tiny environment for these tests: open the right door."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_broken_environment_is_reported_apart(tmp_path: Path) -> None:
     row = lines(tmp_path / "a.jsonl")[1]
     assert row["env_error"]
     assert not row["truncated"]
-    assert row["error"] == "EnvError: the door fell off"
+    assert row["error"] == "act('look') raised EnvError: the door fell off"
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:

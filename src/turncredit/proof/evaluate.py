@@ -99,18 +99,21 @@ async def evaluate(
         if done and done[-1]["kind"] == "summary":
             return dict(done[-1])
         games = [game_from_row(row) for row in done]
+        snapshots: set[str] = set()
         resumed = len(games)
         async with aclosing(_play(panel, player, options, first=resumed)) as played:
             async for trajectory in played:
                 row = game_row(len(games), trajectory, panel=panel.hash, settings=settings)
                 atomic.append_line(path, row)
                 games.append(game_from_row(row))
+                snapshots.add(trajectory.snapshot_id)
                 options.on_game(row)
         summary = _summary(panel, settings, games) | {
             "execution": {
                 "games_per_batch": options.games_per_batch,
                 "seconds": round(time.monotonic() - began, 3),
                 "resumed_after": resumed,
+                "snapshots": sorted(snapshots),
             }
         }
         atomic.append_line(path, summary)

@@ -1,19 +1,24 @@
-"""Policies without a model: they bound what a score can mean, and test the harness itself.
+"""Who plays an evaluation: a scripted policy, or a model.
 
-`walkthrough` must win every solvable game, `look` must win none, `random` is the floor.
+The scripted ones bound what a score can mean and test the harness itself: `walkthrough` must win
+every solvable game, `look` must win none, `random` is the floor.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from turncredit.core.errors import ConfigError, did_you_mean
-from turncredit.core.protocols import Environment, Episode
+from turncredit.core.protocols import Environment, Episode, SamplingClient
 from turncredit.core.types import Observation, Step, StopReason, Task, Trajectory, Turn
+from turncredit.loop.boundary import EnvFault, ask
+from turncredit.loop.chat import Chat
+from turncredit.loop.rollout import Limits, play
 
 Actor = Callable[[Observation], str]
 """Chooses the next command from what the environment shows."""
@@ -70,17 +75,10 @@ class ScriptedPlayer:
         """One game. A fault of the environment ends it with its own stop reason."""
         actor = SCRIPTED[self.policy](task, seed)
         script = _Script()
-        # Whatever an environment raises is its fault, never the policy's failure: this is the
-        # rollout boundary, the one place where any exception may be caught.
         try:
-            episode = self.environment.episode(task)
-            try:
-                await self._run(episode, actor, script)
-            finally:
-                await episode.close()
-        except Exception as error:  # noqa: BLE001
-            script.stop = StopReason.ENV_ERROR
-            script.error = f"{type(error).__name__}: {error}"
+            await self._run(task, actor, script)
+        except EnvFault as fault:
+            script.stop, script.reward, script.error = StopReason.ENV_ERROR, 0.0, str(fault)
         return Trajectory(
             task=task,
             member=0,
@@ -89,37 +87,32 @@ class ScriptedPlayer:
             tokens=(),  # type: ignore[arg-type]
             prompt_length=0,
             turns=tuple(script.turns),
-            reward=float(script.reward),
+            reward=script.reward,
             stop=script.stop,
+            opening=script.opening,
             final_observation=script.shown.text,
             error=script.error,
         )
 
-    async def _run(self, episode: Episode, actor: Actor, script: _Script) -> None:
-        script.shown = await self._in_time(episode.start())
-        for _ in range(self.max_turns):
-            action = actor(script.shown)
-            step: Step = await self._in_time(episode.act(action))
-            script.turns.append(
-                Turn(
-                    start=0,
-                    logprob_N=(),  # type: ignore[arg-type]
-                    observation=script.shown.text,
-                    text=action,
-                    action=action,
-                    admissible=step.admissible,
-                    reward=step.reward,
-                    state_key=script.shown.state_key,
-                )
-            )
-            script.shown = step.observation
-            script.reward = step.reward
-            if step.done:
-                script.stop = StopReason.SUCCESS if step.success else StopReason.FAILED
-                return
+    async def _run(self, task: Task, actor: Actor, script: _Script) -> None:
+        async def open_episode() -> Episode:
+            return self.environment.episode(task)
 
-    async def _in_time(self, call: Any) -> Any:
-        return await asyncio.wait_for(call, self.step_timeout)
+        wait = self.step_timeout
+        episode = await ask(open_episode, "episode()", wait)
+        try:
+            script.opening = script.shown = await ask(episode.start, "start()", wait, Observation)
+            while len(script.turns) < self.max_turns:
+                action = actor(script.shown)
+                step = await ask(partial(episode.act, action), f"act({action!r})", wait, Step)
+                script.take(action, step)
+                if step.done:
+                    script.stop = StopReason.SUCCESS if step.success else StopReason.FAILED
+                    script.reward = step.reward or float(step.success)
+                    return
+        finally:  # what it did is known by now: a fault in closing changes nothing
+            with suppress(EnvFault):
+                await ask(episode.close, "close()", wait)
 
 
 class _Script:
@@ -127,7 +120,53 @@ class _Script:
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self.shown = Observation("")
+        self.opening = self.shown = Observation("")
         self.reward = 0.0
         self.stop = StopReason.MAX_TURNS
         self.error = ""
+
+    def take(self, action: str, step: Step) -> None:
+        """Note one turn: what was shown before it, the command, and the answer."""
+        turn = Turn(
+            start=0,
+            logprob_N=(),  # type: ignore[arg-type]
+            observation=self.shown.text,
+            text=action,
+            action=action,
+            admissible=step.admissible,
+            reward=step.reward,
+            state_key=self.shown.state_key,
+        )
+        self.turns.append(turn)
+        self.shown = step.observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlayer:
+    """Plays tasks with a model, through the same rollout that training uses.
+
+    Attributes:
+        identity: which weights these are: backend, base model, checkpoint.
+    """
+
+    environment: Environment
+    chat: Chat
+    client: SamplingClient
+    limits: Limits
+    identity: Mapping[str, Any]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything beside task and seed that decides what is played."""
+        limits = asdict(self.limits)
+        del limits["max_concurrency"], limits["step_timeout"]
+        listed = self.chat.include_admissible_actions
+        return {
+            "policy": {"kind": "model", **self.identity},
+            "include_admissible_actions": listed,
+            **limits,
+        }
+
+    async def play(self, task: Task, seed: int) -> Trajectory:
+        """One game."""
+        return await play(task, self.environment, self.chat, self.client, self.limits, seed=seed)

@@ -78,7 +78,7 @@ class Ledger:
 
 
 def metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """A record as flat scalars: `tokens/<kind>` and `time/<phase>` (an unknown count is left out)."""
+    """A record as flat scalars, `tokens/<kind>` and `time/<phase>`; unknown counts left out."""
     flat = {f"tokens/{kind}": n for kind, n in record["tokens"].items() if n is not None}
     return flat | {f"time/{phase}": seconds for phase, seconds in record["seconds"].items()}
 

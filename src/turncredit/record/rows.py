@@ -14,6 +14,7 @@ from turncredit.core.types import (
     Array,
     Credit,
     Group,
+    Observation,
     ScoredTrajectory,
     StopReason,
     Task,
@@ -93,6 +94,8 @@ _TURN = ("start", "observation", "text", "action", "admissible", "reward", "stat
 def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(trajectory, name) for name in _PLAIN}
     row |= {"stop": str(trajectory.stop), "logprobs": trajectory.logprobs}
+    shown = trajectory.opening
+    row["opening"] = {"text": shown.text, "actions": shown.actions, "key": shown.state_key}
     row["tokens"] = trajectory.tokens.tolist()
     row["turns"] = [
         {name: getattr(turn, name) for name in _TURN} | {"logprob": _floats(turn.logprob_N)}
@@ -111,6 +114,8 @@ def _trajectory_in(task: Task, row: Mapping[str, Any]) -> Trajectory:
     fields: dict[str, Any] = {name: row[name] for name in _PLAIN}
     fields |= {"task": task, "tokens": row["tokens"], "logprobs": row["logprobs"]}
     fields["reward"] = float(row["reward"])
+    shown = row["opening"]
+    fields["opening"] = Observation(shown["text"], tuple(shown["actions"]), shown["key"])
     fields["stop"] = StopReason(row["stop"])
     fields["turns"] = tuple(
         Turn(
