@@ -17,7 +17,7 @@ class Config:
 
 
 class KeyDoor:
-    """`At door 3, choose right.`"""
+    """Says, for example: At door 3, choose right."""
 
     def __init__(self, config: Config) -> None:
         self._wrong = config.wrong_hint
