@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from turncredit.core.errors import DataError, did_you_mean
 from turncredit.envs.household.domain import TASK_TYPES
@@ -26,20 +27,25 @@ OLD_WORDING = "old wording (put … in/on instead of move … to)"
 _MOVE = "move {o} to {r}"
 _PUT_RULE = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([^"]*)"')
 _TASK_RULE = re.compile(r'"Your task is to: ((?:[^"\\]|\\.)*)"')
-# The same, and the solvable mark, in the file's bytes: a scan of 3,553 games need not parse them.
-_PUT_BYTES = re.compile(rb'action PutObject \{(?:\\n|\\r|\\t|\s)*template :: \\"([^"\\]*)\\"')
-_SOLVABLE = re.compile(rb'"solvable"\s*:\s*(true|false)')
 
 
 @dataclass(frozen=True, slots=True)
 class GameFile:
-    """A game on disk. `id` is its path below the data root, the same on every machine."""
+    """A game on disk.
+
+    Attributes:
+        id: path below the data root, with forward slashes: the same on every machine.
+        sha256: of the file's bytes, in hex.
+        task_line, walkthrough: as in `LoadedGame`.
+    """
 
     path: Path
     id: str
     split: str
     task_type: str
     sha256: str
+    task_line: str
+    walkthrough: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +162,12 @@ def discover(root: Path, split: str, task_types: tuple[str, ...] = TASK_TYPES) -
         if reason := _unwanted(name, path, task_type, task_types):
             excluded[reason] += 1
             continue
-        content = _content(path)
-        if reason := _unplayable(path, content):
+        data, digest = _parsed(path)
+        if reason := _unplayable(data):
             excluded[reason] += 1
             continue
-        digest = hashlib.sha256(content).hexdigest()
-        games.append(GameFile(path, name, split, task_type, digest))
+        line, walkthrough = _described(path, data)
+        games.append(GameFile(path, name, split, task_type, digest, line, walkthrough))
     games.sort(key=lambda game: game.id)
     counts = dict(sorted(excluded.items()))
     if not games:
@@ -200,69 +206,75 @@ def _unwanted(name: str, path: Path, task_type: str, wanted: tuple[str, ...]) ->
     return None if task_type in wanted else "other task type (filtered)"
 
 
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    if b'"pddl_problem"' not in content or not content.rstrip().endswith(b"}"):
-        raise DataError(f"{path}: not a game file, or torn. Delete it, or fetch it again")
-    return content
+def _unplayable(data: Mapping[str, Any]) -> str | None:
+    if not data.get("solvable"):
+        return "unsolvable" if "solvable" in data else "no solvable mark (never checked)"
+    template = _PUT_RULE.search(str(data.get("grammar", "")))
+    return OLD_WORDING if template and template[1] != _MOVE else None
 
 
-def _unplayable(path: Path, content: bytes) -> str | None:
-    mark = _SOLVABLE.search(content)
-    if mark is None:
-        return "no solvable mark (never checked)"
-    if mark[1] == b"false":
-        return "unsolvable"
-    template = _PUT_BYTES.search(content)
-    if template and template[1].decode(errors="replace") != _MOVE:
-        return OLD_WORDING
-    return None
+def path_of(root: Path, game_id: str) -> Path:
+    """The file of a game id below `root` (also when `root` is the split folder itself).
+
+    Raises:
+        DataError: no such file.
+    """
+    split, _, rest = game_id.partition("/")
+    path = root / game_id
+    if not path.is_file() and root.name == split:
+        path = root / rest
+    if ".." in path.parts or not path.is_file():
+        raise DataError(f'no game "{game_id}" in {root}.   turncredit games list')
+    return path
 
 
-def read(path: str | Path) -> LoadedGame:
+def read(path: str | Path, *, sha256: str | None = None) -> LoadedGame:
     """Read one game file.
 
     Raises:
-        DataError: unreadable, torn, not a game, or of the old `put` wording; says which.
+        DataError: unreadable, torn, not a game, of the old `put` wording, or (with `sha256`)
+            another file than was listed; says which.
     """
     path = Path(path)
+    data, digest = _parsed(path)
+    if sha256 is not None and digest != sha256:
+        raise DataError(f"{path}: changed since it was listed (sha256 {digest}, not {sha256})")
+    if _unplayable(data) == OLD_WORDING:
+        raise DataError(
+            f"{path}: {OLD_WORDING}, made by alfworld before 0.4.   alfworld-download   of "
+            f"alfworld 0.4.2 fetches today's"
+        )
+    task_line, walkthrough = _described(path, data)
     try:
-        data = json.loads(_content(path))
-    except ValueError as error:
-        raise DataError(f"{path}: not a game file, or torn ({error})") from error
-    if not isinstance(data, dict):
-        raise DataError(f"{path}: not a game file: the top of it is not an object")
-    try:
-        return from_data(data)
+        game = Game.from_pddl(data["pddl_problem"], task_line)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    return LoadedGame(game, walkthrough, data["pddl_problem"], task_line)
 
 
-def from_data(data: Mapping[str, object]) -> LoadedGame:
-    """The same from a game file's parsed JSON.
+def _parsed(path: Path) -> tuple[Mapping[str, Any], str]:
+    """The JSON of a game file and the sha256 of its bytes."""
+    try:
+        content = path.read_bytes()
+        data = json.loads(content)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    except ValueError as error:
+        raise DataError(f"{path}: not a game file, or torn ({error}). Fetch it again") from error
+    texts = ("pddl_problem", "grammar")
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in texts):
+        raise DataError(f"{path}: not a game file: it needs the texts {' and '.join(texts)}")
+    return data, hashlib.sha256(content).hexdigest()
 
-    Raises:
-        DataError: a key is missing or not what it should be, or the wording is the old one.
-    """
-    problem, grammar = data.get("pddl_problem"), data.get("grammar")
-    if not isinstance(problem, str) or not isinstance(grammar, str):
-        raise DataError("a game needs the texts pddl_problem and grammar")
-    template = _PUT_RULE.search(grammar)
-    if template and template[1] != _MOVE:
-        raise DataError(
-            f"{OLD_WORDING}: made by alfworld before 0.4. Fetch the games again with "
-            f"alfworld-download of 0.4.2 or later"
-        )
-    task = _TASK_RULE.search(grammar)
+
+def _described(path: Path, data: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Task line and walkthrough."""
+    task = _TASK_RULE.search(data["grammar"])
     if task is None:
-        raise DataError('the grammar has no "Your task is to: …" line')
+        raise DataError(f'{path}: the grammar has no "Your task is to: …" line')
     walkthrough = data.get("walkthrough") or ()
     if not isinstance(walkthrough, list | tuple) or not all(
         isinstance(command, str) for command in walkthrough
     ):
-        raise DataError("walkthrough must be a list of commands")
-    task_line = str(json.loads(f'"{task[1]}"'))
-    return LoadedGame(Game.from_pddl(problem, task_line), tuple(walkthrough), problem, task_line)
+        raise DataError(f"{path}: walkthrough must be a list of commands")
+    return str(json.loads(f'"{task[1]}"')), tuple(walkthrough)
