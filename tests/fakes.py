@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -40,6 +41,11 @@ def compile_template(source: str) -> jinja2.Template:
     return env.from_string(source)
 
 
+def _longest_first(units: Mapping[str, int]) -> re.Pattern[str]:
+    by_length = sorted(units, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
+
+
 class FakeTokenizer:
     """Bytes, a few merged units (longest match wins), and special tokens."""
 
@@ -47,19 +53,18 @@ class FakeTokenizer:
         self._specials = {text: 256 + i for i, text in enumerate(SPECIALS)}
         self._merges = {text: 300 + i for i, text in enumerate(MERGES)}
         self._texts = {i: t for t, i in (self._specials | self._merges).items()}
+        self._patterns = [
+            _longest_first(self._merges),
+            _longest_first(self._merges | self._specials),
+        ]
         self.eos_ids = tuple(self._specials[text] for text in eos)
         source = (TEMPLATES / f"{template}.jinja").read_text() if "{" not in template else template
         self._template = compile_template(source)
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         units = self._merges | (self._specials if parse_special else {})
-        by_length = sorted(units, key=len, reverse=True)
-        ids: list[int] = []
-        while text:
-            unit = next((u for u in by_length if text.startswith(u)), None)
-            ids += [units[unit]] if unit else list(text[0].encode())
-            text = text[len(unit or text[0]) :]
-        return ids
+        parts = self._patterns[parse_special].split(text)
+        return [i for p in parts for i in ([units[p]] if p in units else p.encode())]
 
     def decode(self, ids: Ids) -> str:
         parts = [self._texts[i].encode() if i in self._texts else bytes([i]) for i in ids]

@@ -60,6 +60,8 @@ class Template:
         """The rendered text, or None (then `failure` says why)."""
         try:
             return self.tokenizer.render(messages, tools=self.tools, add_generation_prompt=ask)
+        except ConfigError:  # the tokenizer's own word on what is wrong
+            raise
         except Exception as error:  # noqa: BLE001 - templates raise what they like
             self.failure = f"{type(error).__name__}: {error}"
             return None
