@@ -1,0 +1,65 @@
+"""PyTorch + Transformers + PEFT on the CPU or one GPU.
+
+Importing this module is cheap: torch is loaded by `create`, not before.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from turncredit.core.errors import ConfigError
+from turncredit.core.registry import require
+
+if TYPE_CHECKING:
+    from turncredit.backends.local.backend import LocalBackend
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the local policy is loaded, sampled and trained."""
+
+    base_model: str = field(
+        default="household-tiny",
+        metadata={"help": "household-tiny, smollm2-135m, a Hugging Face folder or hub id"},
+    )
+    lora_rank: int = field(
+        default=32, metadata={"help": "rank of the LoRA adapter; 0 trains all parameters"}
+    )
+    device: str = field(default="auto", metadata={"help": "auto, cpu, cuda or cuda:N"})
+    dtype: Literal["auto", "float32", "bfloat16"] = field(
+        default="auto", metadata={"help": "auto: float32 for small models on the CPU"}
+    )
+    threads: int = field(default=0, metadata={"help": "torch threads; 0 keeps torch's choice"})
+    max_batch: int = field(default=64, metadata={"help": "rows decoded together"})
+    batch_tokens: int = field(
+        default=4096, metadata={"help": "padded tokens of one training or prefill pass"}
+    )
+    cache_gib: float = field(
+        default=2.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.lora_rank < 0:
+            raise ConfigError(f"lora_rank={self.lora_rank}: use 0 (all parameters) or more")
+        for name in ("max_batch", "batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.cache_gib <= 0:
+            raise ConfigError(f"cache_gib={self.cache_gib}: must be positive")
+
+
+def create(config: Config) -> LocalBackend:
+    """Load torch and build the backend.
+
+    Raises:
+        MissingExtra: torch, transformers or peft is not installed.
+    """
+    # With fewer free cores than threads, libgomp's spinning makes a step 4-16 times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for module in ("torch", "transformers", "peft", "safetensors", "jinja2"):
+        require(module, 'backend "local"', "local")
+    from turncredit.backends.local.backend import LocalBackend
+
+    return LocalBackend(config)

@@ -1,0 +1,66 @@
+"""Attention for ragged rows, plugged into Transformers' attention interface.
+
+Without a mask it is plain causal attention over right-padded rows (a pad comes after every real
+token, so none looks at it). With a mask the keys are a cache and each row has its own length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+NAME = "turncredit"
+_CHANGES_THE_RESULT = ("softcap", "s_aux", "sliding_window", "position_bias", "sinks")
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **extra: Any,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot-product attention.
+
+    Args:
+        module: the calling layer (unused; the interface passes it).
+        query: (B, Hq, T, d). Head h reads key head h // (Hq / Hkv).
+        key: (B, Hkv, L, d).
+        value: (B, Hkv, L, d).
+        attention_mask: None (causal, L = T) or bool (B, 1, T, L), True where looking is allowed.
+        scaling: factor of the scores.
+        extra: what the model family passes besides.
+
+    Returns:
+        (B, T, Hq, d), and no weights.
+
+    Raises:
+        NotImplementedError: the family asks for another attention than this.
+    """
+    for name in _CHANGES_THE_RESULT:
+        if extra.get(name) is not None:
+            raise NotImplementedError(name)
+    batch, heads, length, width = query.shape
+    groups = heads // key.shape[1]
+    if attention_mask is None:
+        if groups > 1:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling)
+    else:
+        # Folding the group into the query length reads each key once: 4-8 times faster on CPUs
+        # than repeating keys or `enable_gqa`.
+        folded = query.reshape(batch, key.shape[1], groups * length, width)
+        if length > 1:
+            attention_mask = attention_mask.repeat(1, 1, groups, 1)
+        out = F.scaled_dot_product_attention(
+            folded, key, value, attn_mask=attention_mask, scale=scaling
+        ).reshape(batch, heads, length, width)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,117 @@
+"""The `local` backend: one policy, its tokenizer, and the clients bound to it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import torch
+
+from turncredit.backends.local import Config, sampler_files
+from turncredit.backends.local.clients import LocalSamplingClient, LocalTrainingClient, Meter
+from turncredit.backends.local.decode import Decoder
+from turncredit.backends.local.engine import Engine
+from turncredit.backends.local.loading import choose_device, load_policy, load_tokenizer
+from turncredit.backends.local.losses import LOSSES
+from turncredit.backends.local.policy import Tensors
+from turncredit.backends.local.tokenizer import HfTokenizer
+from turncredit.backends.local.trainer import Trainer
+from turncredit.core.protocols import Capabilities
+from turncredit.core.types import Usage
+
+
+class LocalBackend:
+    """A policy on this machine. The network is loaded when the first client is made."""
+
+    name = "local"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self._device = choose_device(config.device)
+        self._tokenizer: HfTokenizer | None = None
+        self._engines: dict[int, tuple[Engine, Tensors]] = {}
+        self._meter = Meter()
+
+    def capabilities(self) -> Capabilities:
+        """Known without loading anything."""
+        return Capabilities(
+            losses=frozenset(LOSSES),
+            exact_resume=self._device.type == "cpu",
+            cached_token_counts=True,
+        )
+
+    def get_tokenizer(self) -> HfTokenizer:
+        """The tokenizer of the base model."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.config.base_model)
+        return self._tokenizer
+
+    async def create_training_client(
+        self, *, seed: int, save_dir: str, from_state: str | None = None
+    ) -> LocalTrainingClient:
+        """Fresh trainable weights, or those of a saved state with their optimizer.
+
+        Raises:
+            ConfigError: the state belongs to another model or rank.
+            DataError: the state is torn.
+        """
+        engine, fresh = self._engine(self.config.lora_rank)
+        weights = _seeded(fresh, seed)
+        trainer = Trainer(engine.policy, weights)
+        client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self._meter)
+        if from_state:
+            client.restore(Path(from_state))
+        return client
+
+    async def create_sampling_client(self, *, model_path: str | None = None) -> LocalSamplingClient:
+        """A client of the base model, or of weights saved for the sampler.
+
+        Raises:
+            ConfigError: the weights belong to another model.
+            DataError: the folder is torn.
+        """
+        if model_path is None:
+            engine, fresh = self._engine(self.config.lora_rank)
+            return LocalSamplingClient(
+                engine, "base-" + engine.policy.fingerprint, fresh, self._meter
+            )
+        saved = sampler_files.describe(Path(model_path))
+        engine, fresh = self._engine(saved.lora_rank)
+        weights = sampler_files.load(saved, engine.policy, fresh)
+        return LocalSamplingClient(engine, saved.snapshot_id, weights, self._meter)
+
+    def usage(self) -> Usage:
+        """All tokens so far."""
+        return self._meter.total
+
+    async def aclose(self) -> None:
+        """Forget the network."""
+        self._engines.clear()
+        await asyncio.sleep(0)
+
+    def _engine(self, lora_rank: int) -> tuple[Engine, Tensors]:
+        """The network with adapters of one rank (or none), loaded once, and its first weights."""
+        if lora_rank not in self._engines:
+            policy = load_policy(self.config, lora_rank=lora_rank)
+            decoder = Decoder(
+                policy,
+                batch_tokens=self.config.batch_tokens,
+                cache_bytes=int(self.config.cache_gib * 2**30),
+            )
+            engine = Engine(policy, decoder, self.config.max_batch, self.config.batch_tokens)
+            self._engines[lora_rank] = engine, policy.copy_trained()
+        return self._engines[lora_rank]
+
+
+def _seeded(fresh: Tensors, seed: int) -> Tensors:
+    """A copy of `fresh` whose LoRA A matrices are drawn anew; the B matrices stay zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: tensor.clone() for name, tensor in fresh.items()}
+    for name in sorted(weights):
+        if ".lora_A." in name:
+            bound = weights[name].shape[1] ** -0.5
+            drawn = torch.empty(weights[name].shape).uniform_(-bound, bound, generator=generator)
+            weights[name].copy_(drawn)
+    return weights

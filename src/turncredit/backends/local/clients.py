@@ -1,0 +1,200 @@
+"""The sampling client (one frozen snapshot) and the training client (live weights)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from turncredit.backends.local import Config, losses, sampler_files, state
+from turncredit.backends.local.decode import Row
+from turncredit.backends.local.engine import Engine
+from turncredit.backends.local.policy import Tensors
+from turncredit.backends.local.trainer import Tally, Trainer
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.protocols import (
+    AdamParams,
+    ForwardBackwardOutput,
+    SampleResult,
+    SamplingParams,
+    ScoreResult,
+)
+from turncredit.core.types import Array, Datum, Ids, Usage
+
+
+@dataclass(slots=True)
+class Meter:
+    """Tokens used by all clients of a backend."""
+
+    total: Usage = field(default_factory=Usage)
+
+    def add(self, usage: Usage) -> Usage:
+        """Count and hand back."""
+        self.total = self.total + usage
+        return usage
+
+
+class LocalSamplingClient:
+    """Bound to copies of the trained tensors; nothing that happens later can change them."""
+
+    def __init__(self, engine: Engine, snapshot_id: str, weights: Tensors, meter: Meter) -> None:
+        self.snapshot_id = snapshot_id
+        self._engine, self._weights, self._meter = engine, weights, meter
+        self._closed = False
+
+    async def sample(
+        self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
+    ) -> SampleResult:
+        """Sample continuations of `prompt` (sample i uses `params.seed + i`)."""
+        ids = self._checked(prompt)
+        if params.max_tokens < 1 or num_samples < 1:
+            raise ConfigError("max_tokens and num_samples must be at least 1")
+        rows = [
+            Row(self.snapshot_id, self._weights, list(ids), params, params.seed + i)
+            for i in range(num_samples)
+        ]
+        await self._engine.sample(rows)
+        cached = sum(row.reused for row in rows)
+        usage = Usage(
+            prefill=len(ids) * num_samples - cached,
+            cached=cached,
+            sampled=sum(len(row.out) for row in rows),
+            requests=1,
+        )
+        samples = tuple(row.sample() for row in rows)
+        return SampleResult(
+            samples=samples, snapshot_id=self.snapshot_id, usage=self._meter.add(usage)
+        )
+
+    async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
+        """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN."""
+        ids = self._checked(tokens)
+        wanted = len(ids) if last_n is None else last_n
+        scores = await self._engine.score(self.snapshot_id, self._weights, ids, wanted)
+        usage = self._meter.add(Usage(prefill=len(ids), requests=1))
+        return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
+
+    async def close(self) -> None:
+        """Free the snapshot and its cached sequences."""
+        self._closed = True
+        self._engine.decoder.slots.forget(self.snapshot_id)
+        self._weights = {}
+
+    def _checked(self, tokens: Ids) -> list[int]:
+        if self._closed:
+            raise BackendError(f"snapshot {self.snapshot_id} is closed")
+        ids = [int(i) for i in tokens]
+        if not ids:
+            raise ConfigError("no tokens: a prompt needs at least one")
+        size = self._engine.policy.vocabulary
+        if wrong := [i for i in ids if not 0 <= i < size]:
+            raise ConfigError(f"token id {wrong[0]} is outside this model's vocabulary of {size}")
+        return ids
+
+
+class LocalTrainingClient:
+    """The weights being trained, with their optimizer."""
+
+    def __init__(
+        self, config: Config, engine: Engine, trainer: Trainer, save_dir: Path, meter: Meter
+    ) -> None:
+        self.base_model = config.base_model
+        self._config, self._engine, self._trainer = config, engine, trainer
+        self._save_dir, self._meter = save_dir, meter
+
+    async def save_weights_and_get_sampling_client(self) -> LocalSamplingClient:
+        """Copy the trained tensors; the id is the step count and a hash of their content."""
+        weights = {name: w.clone() for name, w in self._trainer.weights.items()}
+        return LocalSamplingClient(self._engine, self._snapshot_id(), weights, self._meter)
+
+    async def forward_backward(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+    ) -> ForwardBackwardOutput:
+        """Accumulate gradients of the sum over action tokens.
+
+        New log-probs are (T,) per row, NaN outside action tokens.
+        """
+        loss = losses.resolve(loss_fn, loss_fn_config)
+        if any(row.distill is not None for row in data):
+            raise ConfigError('backend "local" has no distillation stream: fold it into advantages')
+        tally = Tally()
+        logprobs: list[Array] = [np.zeros(0)] * len(data)
+        for batch in self._trainer.micro_batches(data, self._config.batch_tokens):
+            rows = [data[i] for i in batch]
+            for i, new in zip(batch, self._trainer.accumulate(rows, loss, tally), strict=True):
+                logprobs[i] = new
+            await asyncio.sleep(0)
+        usage = Usage(trained=sum(len(row.tokens) for row in data), requests=1)
+        return ForwardBackwardOutput(
+            logprobs=tuple(logprobs), metrics=tally.metrics(), usage=self._meter.add(usage)
+        )
+
+    async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """One AdamW step, or none when a gradient is not finite (`skipped_steps` says so)."""
+        return self._trainer.optimize(params)
+
+    async def save_state(self, name: str) -> str:
+        """Save weights and optimizer in `save_dir/NAME/state`.
+
+        Raises:
+            BackendError: gradients are waiting for their optimizer step.
+        """
+        trainer = self._trainer
+        if trainer.gradients:
+            raise BackendError("gradients are pending: call optim_step before save_state")
+
+        def fill(folder: Path) -> None:
+            state.save_tensors(folder / "weights.safetensors", trainer.weights)
+            state.save_tensors(folder / "exp_avg.safetensors", trainer.exp_avg)
+            state.save_tensors(folder / "exp_avg_sq.safetensors", trainer.exp_avg_sq)
+
+        target = self._save_dir / name / "state"
+        state.write_folder(target, fill, {**self._identity(), "steps": trainer.steps})
+        return str(target)
+
+    async def save_weights_for_sampler(self, name: str) -> str:
+        """Save a PEFT adapter (or, at rank 0, a whole model) in `save_dir/NAME/sampler`."""
+        target = self._save_dir / name / "sampler"
+        about = {**self._identity(), "snapshot_id": self._snapshot_id()}
+        self._engine.policy.mount(self._trainer.weights)
+        sampler_files.save(target, self._engine.policy, about)
+        return str(target)
+
+    def restore(self, folder: Path) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            ConfigError: it belongs to another model or rank.
+            DataError: it is torn.
+        """
+        about = state.read_about(folder)
+        state.check_same(about, self._identity(), folder)
+        trainer = self._trainer
+        like = trainer.weights
+        trainer.weights = state.load_tensors(folder / "weights.safetensors", like)
+        trainer.exp_avg = state.load_tensors(folder / "exp_avg.safetensors", like)
+        trainer.exp_avg_sq = state.load_tensors(folder / "exp_avg_sq.safetensors", like)
+        trainer.steps = int(about["steps"])
+
+    def _identity(self) -> dict[str, object]:
+        policy = self._engine.policy
+        return {
+            "base_model": self.base_model,
+            "fingerprint": policy.fingerprint,
+            "lora_rank": policy.lora_rank,
+            "dtype": str(policy.model.dtype).removeprefix("torch."),
+        }
+
+    def _snapshot_id(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self._trainer.weights):
+            digest.update(self._trainer.weights[name].cpu().contiguous().numpy().tobytes())
+        return f"{self._trainer.steps:06d}-{digest.hexdigest()[:12]}"

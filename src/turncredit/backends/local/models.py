@@ -1,0 +1,59 @@
+"""Names of models → folders. What is shipped, what is fetched, and what is the user's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from turncredit.core.errors import ConfigError, did_you_mean
+
+PACKAGE_DATA = Path(__file__).parents[2] / "data"
+KNOWN = {
+    "household-tiny": "a small Llama trained on generated household games; shipped in the package",
+    "smollm2-135m": "SmolLM2-135M-Instruct (Apache-2.0); turncredit models get smollm2-135m",
+}
+
+
+def cache_dir() -> Path:
+    """Where fetched models live: `TURNCREDIT_CACHE`, or ~/.cache/turncredit."""
+    return Path(os.environ.get("TURNCREDIT_CACHE") or Path.home() / ".cache" / "turncredit")
+
+
+def folder_of(name: str) -> Path:
+    """The folder a known name lives in, present or not."""
+    if name == "household-tiny":
+        return PACKAGE_DATA / "household_tiny"
+    return cache_dir() / "models" / name
+
+
+def is_present(name: str) -> bool:
+    """A known name's folder holds a model."""
+    return (folder_of(name) / "config.json").is_file()
+
+
+def resolve(name: str) -> str:
+    """A folder, or a hub id for Transformers to download.
+
+    Raises:
+        ConfigError: an unknown bare word, or a known model that is not here yet.
+    """
+    if name in KNOWN:
+        if is_present(name):
+            return str(folder_of(name))
+        cure = (
+            "reinstall turncredit (its weights are package data)"
+            if name == "household-tiny"
+            else f"turncredit models get {name}"
+        )
+        raise ConfigError(f'model "{name}" is not in {folder_of(name)}.   {cure}')
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} holds no config.json: not a Hugging Face model folder")
+        return str(path)
+    if "/" in name and not name.startswith((".", "/", "~")):
+        return name
+    raise ConfigError(
+        f'no model "{name}": neither a known name nor a folder.{did_you_mean(name, KNOWN)} '
+        "(turncredit models list)"
+    )

@@ -1,0 +1,212 @@
+"""The network: a Transformers module, its trainable tensors, and the two ways to run it.
+
+The module itself belongs to nobody: whoever runs it first *mounts* their trainable tensors (a
+training client's live ones, or a snapshot's copies). Mounting swaps pointers, so holding many
+snapshots costs the trained tensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from turncredit.backends.local import attention
+from turncredit.backends.local.arena import Arena, Shape, Window
+from turncredit.core.errors import ConfigError
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """B rows of new tokens after what the arena holds: ids, tokens stored before, arena rows."""
+
+    ids: list[list[int]]
+    starts: list[int]
+    rows: list[int]
+
+
+class Policy:
+    """One architecture with its frozen weights.
+
+    Attributes:
+        model: the causal LM (with LoRA layers inside when the rank is positive).
+        device: where it is.
+        vocabulary: number of ids its head scores.
+        cached: incremental decoding works for this family (checked numerically when loaded).
+        fingerprint: hash of the architecture and of the frozen weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, lora_rank: int) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.device = model.device
+        self._body: Any = model.get_decoder()
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(f"{type(model).__name__} has no linear LM head")
+        self._head = head
+        self.vocabulary = head.weight.shape[0]
+        parameters = inspect.signature(self._body.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self.fingerprint = _fingerprint(model)
+        self.cached = self._probe()
+        self.lora_rank = lora_rank
+        self.peft_config = _add_lora(model, lora_rank) if lora_rank else None
+        if not lora_rank:
+            model.requires_grad_(True)
+        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._mounted: Mapping[str, torch.Tensor] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Numerical noise is small enough for sampled ids not to depend on the batch."""
+        return self.model.dtype == torch.float32
+
+    def cache_shape(self) -> Shape:
+        """Cache geometry of this model."""
+        config: Any = self.model.config.get_text_config()
+        heads = config.num_attention_heads
+        return Shape(
+            layers=config.num_hidden_layers,
+            heads=getattr(config, "num_key_value_heads", None) or heads,
+            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            dtype=self.model.dtype,
+            device=self.device,
+        )
+
+    def copy_trained(self) -> Tensors:
+        """Copies of the trainable tensors as they are mounted now."""
+        return {name: p.detach().clone() for name, p in self._trained.items()}
+
+    def mount(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, nn.Parameter]:
+        """Make the module compute with `tensors`; returns its trainable parameters by name."""
+        if tensors is not self._mounted:
+            for name, parameter in self._trained.items():
+                parameter.data = tensors[name]
+            self._mounted = tensors
+        return self._trained
+
+    def full(self, rows: list[list[int]]) -> torch.Tensor:
+        """Hidden states (B, T, d) of whole right-padded rows, nothing cached."""
+        ids = self._padded(rows)
+        positions = torch.arange(ids.shape[1], device=self.device)[None]
+        mask = None
+        if self.model.config._attn_implementation != attention.NAME:
+            lengths = torch.tensor([len(r) for r in rows], device=self.device)
+            mask = positions < lengths[:, None]
+        return self._body(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        ).last_hidden_state
+
+    @torch.no_grad()
+    def step(self, chunk: Chunk, arena: Arena) -> torch.Tensor:
+        """Run new tokens through the cache; hidden state (B, d) of each row's last one."""
+        ids = self._padded(chunk.ids)
+        count = torch.tensor([len(row) for row in chunk.ids], device=self.device)
+        start = torch.tensor(chunk.starts, device=self.device)
+        positions = start[:, None] + torch.arange(ids.shape[1], device=self.device)
+        shown = int((start + count).max())
+        mask = torch.arange(shown, device=self.device) <= positions[..., None]
+        # Pads beyond the arena all go to its last position, which is free by construction.
+        window = Window(arena, chunk.rows, positions.clamp(max=arena.positions - 1), shown)
+        hidden = self._body(
+            input_ids=ids,
+            attention_mask=mask[:, None],
+            position_ids=positions,
+            use_cache=True,
+            **{self._cache_name: window},
+        ).last_hidden_state
+        return hidden[torch.arange(len(count), device=self.device), count - 1]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., d) → (..., V) in float32."""
+        return self._head(hidden).float()
+
+    @torch.no_grad()
+    def fresh_logits(self, ids: list[int]) -> torch.Tensor:
+        """Next-token logits (V,) by the canonical path: one row, no cache."""
+        return self.logits(self.full([ids])[0, -1])
+
+    def _padded(self, rows: list[list[int]]) -> torch.Tensor:
+        tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+        return pad_sequence(tensors, batch_first=True).to(self.device)
+
+    @torch.no_grad()
+    def _probe(self) -> bool:
+        """Try our attention and cache against the family's own forward pass.
+
+        Raises:
+            ConfigError: the family changes its logits after the head (scaling, soft-capping).
+        """
+        rows = [[(7 * i + 3) % self.vocabulary for i in range(n)] for n in (12, 9)]
+        want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
+        tolerance = 1e-3 if self.exact else 0.25
+        if not torch.allclose(self.logits(self.full(rows[:1])[0]), want, atol=tolerance):
+            raise ConfigError(
+                f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
+            )
+        original = self.model.config._attn_implementation
+        if _attends_fully(self.model.config):
+            self.model.set_attn_implementation(attention.NAME)
+            if self._agrees(rows, want, tolerance):
+                return True
+            self.model.set_attn_implementation(original)
+        return False
+
+    def _agrees(self, rows: list[list[int]], want: torch.Tensor, tolerance: float) -> bool:
+        arena = Arena(self.cache_shape())
+        arena.reserve(3, 16)
+        try:
+            full = self.logits(self.full(rows)[0])
+            self.step(Chunk([rows[0][:5], rows[1][:8]], [0, 0], [2, 0]), arena)
+            last = self.step(Chunk([rows[0][5:], rows[1][8:]], [5, 8], [2, 0]), arena)
+        except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
+            return False
+        cached = self.logits(last)[0]
+        return torch.allclose(full, want, atol=tolerance) and torch.allclose(
+            cached, want[-1], atol=tolerance
+        )
+
+
+def _attends_fully(config: Any) -> bool:
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    window = getattr(text, "sliding_window", None)
+    windowed = window is not None and getattr(text, "use_sliding_window", True)
+    return kinds == {"full_attention"} and not windowed
+
+
+def _add_lora(model: PreTrainedModel, rank: int) -> Any:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=model.name_or_path,
+    )
+    inject_adapter_in_model(config, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # the adapter is trained in full precision on any base
+            parameter.data = parameter.data.float()
+    return config
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Hash over names, shapes and a sample of every parameter."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // 64)].float().cpu().numpy()
+        digest.update(sample.tobytes())
+    return digest.hexdigest()[:16]
