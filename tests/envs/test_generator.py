@@ -62,8 +62,8 @@ def test_the_same_arguments_give_the_same_bytes_under_any_hash_seed():
     code = (
         "import hashlib; from turncredit.envs.household.generator import *;"
         "from turncredit.envs.household.domain import TASK_TYPES;"
-        "games = [generate(t, s, split=p, size=z) for t in TASK_TYPES for s in range(2)"
-        " for p in SPLITS for z in ('small', 'full')];"
+        "games = [generate(t, 0, split=p, size=z) for t in TASK_TYPES"
+        " for p, z in (('train', 'small'), ('valid_unseen', 'medium'))];"
         "print(hashlib.sha256(b''.join(map(to_bytes, games))).hexdigest())"
     )
     digests = {
@@ -74,7 +74,7 @@ def test_the_same_arguments_give_the_same_bytes_under_any_hash_seed():
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("0", "1")
     }
     assert len(digests) == 1
 

@@ -14,7 +14,7 @@ from turncredit.core.types import Task
 from turncredit.envs import household
 from turncredit.envs.household import Config, create, layouts
 from turncredit.envs.household.domain import TASK_TYPES
-from turncredit.envs.household.generator import generate, to_bytes
+from turncredit.envs.household.generator import build, generate, to_bytes
 
 
 def _play(environment: household.Household, task: Task, commands: tuple[str, ...]):
@@ -51,9 +51,9 @@ def test_a_hundred_thousand_games_are_listed_without_making_any(monkeypatch):
 
     def counting(*args, **kwargs):
         made.append(args)
-        return generate(*args, **kwargs)
+        return build(*args, **kwargs)
 
-    monkeypatch.setattr(household, "generate", counting)
+    monkeypatch.setattr(household, "build", counting)
     tasks = create(Config(train_games=100_000)).tasks("train")
     assert len(tasks) == 100_000
     assert made == []

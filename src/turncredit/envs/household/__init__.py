@@ -18,7 +18,7 @@ from turncredit.core.types import Task
 from turncredit.envs.household.domain import TASK_TYPES
 from turncredit.envs.household.engine import Game
 from turncredit.envs.household.episode import INSTRUCTIONS, TOOL, HouseholdEpisode, PythonPlayer
-from turncredit.envs.household.generator import SPLITS, GeneratedGame, generate, to_bytes
+from turncredit.envs.household.generator import SPLITS, GeneratedGame, build, to_bytes
 from turncredit.envs.household.rooms import SIZES
 
 _MOST_GAMES = 1_000_000  # seeds of one games_seed; ids of a split then have one width
@@ -144,14 +144,14 @@ def _make(task_id: str) -> tuple[GeneratedGame, Game, str]:
         seed, _, task_type = name.partition("-")
         if house != "household":
             raise ValueError(house)
-        made = generate(task_type, int(seed), split=split, size=size)  # type: ignore[arg-type]
+        made, game = build(task_type, int(seed), split=split, size=size)  # type: ignore[arg-type]
     except ValueError as error:
         raise DataError(
             f'"{task_id}" names no household game; '
             f"an id reads household/SIZE/SPLIT/SEED-TASK_TYPE ({error})"
         ) from error
     digest = hashlib.sha256(to_bytes(made)).hexdigest()
-    return made, Game.from_pddl(made.problem, made.task), digest
+    return made, game, digest
 
 
 def create(config: Config) -> Household:

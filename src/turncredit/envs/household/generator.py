@@ -7,7 +7,7 @@ PYTHONHASHSEED. Each game is played to its goal by the omniscient expert before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -20,8 +20,9 @@ from turncredit.envs.household.gamefile import to_bytes, to_file_json
 from turncredit.envs.household.layouts import Layout, pool
 from turncredit.envs.household.rooms import Size
 
-__all__ = ["SPLITS", "WORDINGS", "GeneratedGame", "generate", "to_bytes", "to_file_json"]
+__all__ = ["SPLITS", "WORDINGS", "GeneratedGame", "build", "generate", "to_bytes", "to_file_json"]
 
+_TRIES = 100
 SPLITS = ("train", "valid_seen", "valid_unseen")
 
 WORDINGS: Mapping[str, tuple[str, ...]] = {
@@ -96,6 +97,11 @@ def generate(task_type: str, seed: int, *, split: str, size: Size) -> GeneratedG
     Raises:
         ConfigError: an unknown task type, split or size.
     """
+    return build(task_type, seed, split=split, size=size)[0]
+
+
+def build(task_type: str, seed: int, *, split: str, size: Size) -> tuple[GeneratedGame, Game]:
+    """The same, with the game ready to play (it was needed to find the walkthrough)."""
     for what, word, known in (
         ("task type", task_type, TASK_TYPES),
         ("split", split, SPLITS),
@@ -107,43 +113,57 @@ def generate(task_type: str, seed: int, *, split: str, size: Size) -> GeneratedG
             )
     rng = Random(f"household|{split}|{size}|{task_type}|{seed}")
     game_id = f"household/{size}/{split}/{seed:06d}-{task_type}"
-    for _ in range(100):
-        made = _attempt(game_id, task_type, size, rng)
+    for _ in range(_TRIES):
+        room = rng.choice(_RULES[task_type].room_kinds)
+        layout = rng.choice(pool(room, size, unseen=split == "valid_unseen"))
+        made = _furnish(game_id, task_type, layout, rng)
         if made is not None:
             return made
-    raise DataError(f"{game_id}: no solvable game in 100 draws; the room tables are too narrow")
+    raise DataError(
+        f"{game_id}: no solvable game in {_TRIES} draws; the room tables are too narrow"
+    )
 
 
-def _attempt(game_id: str, task_type: str, size: Size, rng: Random) -> GeneratedGame | None:
-    rule, unseen = _RULES[task_type], game_id.split("/")[2] == "valid_unseen"
-    layout = rng.choice(pool(rng.choice(rule.room_kinds), size, unseen=unseen))
+def _furnish(
+    game_id: str, task_type: str, layout: Layout, rng: Random
+) -> tuple[GeneratedGame, Game] | None:
+    """A game in this layout, or None when it has no room for the task or cannot be won."""
+    rule = _RULES[task_type]
     aim = _choose_aim(rule, layout, task_type, rng)
     if aim is None:
         return None
     target, goal_receptacle = aim
-    numbers = list(range(1, 200))
-    rng.shuffle(numbers)
+    numbers = _numbers(rng)
     receptacles = [
-        problem.Thing(kind, problem.constant(kind, numbers.pop()), spot)
+        problem.Thing(kind, problem.constant(kind, next(numbers)), spot)
         for kind, spot in zip(layout.receptacles, layout.spots, strict=True)
     ]
-    kinds = _object_kinds(target, rule.copies, layout, size, rng)
     objects = []
-    for kind in kinds:
+    for kind in _object_kinds(target, rule.copies, layout, rng):
         avoid = goal_receptacle if kind == target else ""
-        homes = [r for r in receptacles if r.kind != avoid and _may_lie(kind, r.kind)]
+        homes = [r.name for r in receptacles if r.kind != avoid and _may_lie(kind, r.kind)]
         if homes:
-            home = rng.choice(homes).name
-            objects.append(problem.Thing(kind, problem.constant(kind, numbers.pop()), home))
+            name = problem.constant(kind, next(numbers))
+            objects.append(problem.Thing(kind, name, rng.choice(homes)))
     goal = problem.goal(task_type, target, goal_receptacle)
-    name = game_id.replace("/", "-")
-    text = problem.write(name, receptacles, objects, goal)
+    text = problem.write(game_id.replace("/", "-"), receptacles, objects, goal)
     shown = goal_receptacle or rooms.LAMP
     task = rng.choice(WORDINGS[task_type]).format(o=target.lower(), r=shown.lower())
-    walkthrough = solve(Game.from_pddl(text, task))
+    game = Game.from_pddl(text, task)
+    walkthrough = tuple(solve(game))
     if not walkthrough:
         return None
-    return GeneratedGame(game_id, task_type, text, task, tuple(walkthrough), layout.layout_id)
+    return GeneratedGame(game_id, task_type, text, task, walkthrough, layout.layout_id), game
+
+
+def _numbers(rng: Random) -> Iterator[int]:
+    """Distinct numbers for constants: what is called `mug 1` then depends on chance."""
+    used: set[int] = set()
+    while True:
+        number = rng.randrange(1000)
+        if number not in used:
+            used.add(number)
+            yield number
 
 
 def _may_lie(kind: str, receptacle: str) -> bool:
@@ -173,13 +193,13 @@ def _choose_aim(rule: _Rule, layout: Layout, task_type: str, rng: Random) -> tup
     return target, rng.choice(aims[target])
 
 
-def _object_kinds(target: str, copies: int, layout: Layout, size: Size, rng: Random) -> list[str]:
+def _object_kinds(target: str, copies: int, layout: Layout, rng: Random) -> list[str]:
     """Target copies, then other things; a desk lamp where the room is one to have it."""
     kinds = [target] * (copies + (rng.random() < 0.3))
     if layout.room in _RULES["look_at_obj_in_light"].room_kinds:
         kinds.append(rooms.LAMP)
     others = [kind for kind in rooms.ROOMS[layout.room].objects if kind != target]
-    total, bag = rng.randint(*rooms.OBJECTS[size]), list[str]()
+    total, bag = rng.randint(*rooms.OBJECTS[layout.size]), list[str]()
     while len(kinds) < total:
         if not bag:  # every kind once before any kind twice
             bag = list(others)

@@ -25,6 +25,7 @@ class Layout:
     """Receptacle types of a room, sorted, and the spot (location number) of each."""
 
     room: str
+    size: Size
     receptacles: tuple[str, ...]
     spots: tuple[int, ...]
 
@@ -60,7 +61,7 @@ def _draw(room: str, size: Size, rng: Random) -> Layout:
         if counts[name] >= kind.others[name][1]:
             del weights[name]
     receptacles = tuple(sorted(counts.elements()))
-    return Layout(room, receptacles, _spots(receptacles, SHARED_SPOT[size], rng))
+    return Layout(room, size, receptacles, _spots(receptacles, SHARED_SPOT[size], rng))
 
 
 def _spots(receptacles: tuple[str, ...], chance: float, rng: Random) -> tuple[int, ...]:

@@ -50,14 +50,17 @@ def location(spot: int | str) -> str:
 
 
 def goal(task_type: str, target: str, receptacle: str) -> str:
-    """The goal formula of a task type, in the shape of the public games."""
+    """The goal formula of a task type: what the public games of that type ask."""
     if task_type == "look_at_obj_in_light":
+        # What fails soonest comes first: the engine checks the goal after every command.
         return f"""(and
-    (exists (?ot - object ?r - receptacle ?a - agent ?l - location)
-        (and (objectType ?ot {rooms.LAMP}Type) (toggleable ?ot) (isToggled ?ot)
-             (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)))
     (exists (?o - object ?a - agent)
-        (and (objectType ?o {target}Type) (holds ?a ?o))))"""
+        (and (objectType ?o {target}Type) (holds ?a ?o)))
+    (exists (?ot - object ?r - receptacle)
+        (and (objectType ?ot {rooms.LAMP}Type) (toggleable ?ot) (isToggled ?ot)
+             (inReceptacle ?ot ?r)
+             (exists (?a - agent ?l - location)
+                 (and (receptacleAtLocation ?r ?l) (atLocation ?a ?l))))))"""
     if task_type == "pick_two_obj_and_place":
         return f"""(and
     (exists (?r - receptacle)
