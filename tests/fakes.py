@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import numpy as np
@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from turncredit.core.protocols import Sample, SampleResult, SamplingParams, ScoreResult, Tool
 from turncredit.core.types import Ids, Observation, Step, Task, Usage
 
+T = TypeVar("T")
 TEMPLATES = Path(__file__).parent / "templates"
 TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 SPECIALS = (
@@ -87,6 +88,17 @@ class FakeTokenizer:
 
     def special(self, text: str) -> int:
         return self._specials[text]
+
+
+def wait(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, whose clean-up would print the whole result of its main task for nothing."""
+    results: list[T] = []
+
+    async def main() -> None:
+        results.append(await work)
+
+    asyncio.run(main())
+    return results[0]
 
 
 TOOL = Tool("alfworld_step", "Do one thing in the house.", "action", "One available action.")
@@ -161,7 +173,7 @@ class FakeEnv:
 
 def token_logprob(context: Ids, token: int) -> float:
     """A made-up but fixed model: the log-prob of a token given everything before it."""
-    digest = sha256(np.asarray([*context, token], np.int64).tobytes()).digest()
+    digest = sha256(f"{sum(context)} {len(context)} {context[-1]} {token}".encode()).digest()
     return -0.05 - digest[0] / 128
 
 

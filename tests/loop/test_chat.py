@@ -1,10 +1,10 @@
-"""Template pieces: what a conversation looks like in five kinds of template, and what is refused."""
+"""Template pieces: five kinds of conversation, and templates that are refused."""
 
 from __future__ import annotations
 
 import pytest
-from fakes import ENDS, TEMPLATE_NAMES, TEMPLATES, FakeEnv, FakeTokenizer, make_task
 
+from fakes import ENDS, TEMPLATE_NAMES, TEMPLATES, FakeEnv, FakeTokenizer, make_task
 from turncredit.core.errors import ConfigError
 from turncredit.core.types import Observation, Task
 from turncredit.loop.chat import Chat

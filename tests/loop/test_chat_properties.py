@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache
 
-from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task, wait
 from turncredit.core.protocols import SamplingParams
 from turncredit.core.types import StopReason
 from turncredit.loop.chat import Chat
@@ -53,7 +52,7 @@ def test_each_prompt_strictly_extends_the_real_ids(case: tuple[str, list[list[in
 
     client = FakeClient(say)
     limits = Limits(max_turns=len(sampled), max_trajectory_tokens=50_000)
-    done = asyncio.run(play(make_task(), env, chat, client, limits, seed=1))
+    done = wait(play(make_task(), env, chat, client, limits, seed=1))
 
     assert done.stop is StopReason.MAX_TURNS
     assert len(done.turns) == len(sampled)
@@ -80,7 +79,7 @@ def test_the_environment_moves_by_valid_calls_only(case: tuple[str, list[list[in
     script = iter(sampled)
     client = FakeClient(lambda prompt, params: (next(script), "stop"))
     limits = Limits(max_turns=len(sampled), max_trajectory_tokens=50_000)
-    done = asyncio.run(play(make_task(), env, chat, client, limits, seed=1))
+    done = wait(play(make_task(), env, chat, client, limits, seed=1))
     assert env.episodes[0].taken == sum(turn.action is not None for turn in done.turns)
     assert env.episodes[0].closed == 1
     for turn in done.turns:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fakes import FakeClient, FakeEnv, FakeTokenizer, Script, make_task
 
+from fakes import FakeClient, FakeEnv, FakeTokenizer, Script, make_task, wait
 from turncredit.core.errors import AlignmentError, BackendError, ConfigError
 from turncredit.core.protocols import SampleResult, SamplingParams
 from turncredit.core.types import Group, StopReason, Trajectory
@@ -33,7 +33,7 @@ def run(
     env: FakeEnv, client: FakeClient, limits: Limits = LIMITS, *, tasks: int = 2, size: int = 4,
     run_seed: int = 0, step: int = 0, on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Group]:  # fmt: skip
-    return asyncio.run(
+    return wait(
         rollout(
             [make_task(n) for n in range(tasks)], env, CHAT, client, limits,
             group_size=size, run_seed=run_seed, step=step, on_done=on_done,
@@ -42,7 +42,7 @@ def run(
 
 
 def one(env: FakeEnv, client: FakeClient, limits: Limits = LIMITS) -> Trajectory:
-    return asyncio.run(play(make_task(), env, CHAT, client, limits, seed=7))
+    return wait(play(make_task(), env, CHAT, client, limits, seed=7))
 
 
 def picks(groups: list[Group]) -> list[list[str | None]]:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fakes import FakeClient, FakeEnv, FakeTokenizer, make_task
 
+from fakes import FakeClient, FakeEnv, FakeTokenizer, make_task, wait
 from turncredit.core.errors import ConfigError, EnvError, MissingExtra
 from turncredit.core.types import Group, Observation, StopReason, Task
 from turncredit.loop.chat import Chat
@@ -23,7 +23,7 @@ def run(env: FakeEnv, limits: Limits = LIMITS, size: int = 8) -> Group:
         [make_task()], env, CHAT, FakeClient(lambda *_: (LOOK, "stop")), limits,
         group_size=size, run_seed=0, step=0,
     )  # fmt: skip
-    return asyncio.run(groups)[0]
+    return wait(groups)[0]
 
 
 def env_raising(error: BaseException, at: int = 3, times: int = 1) -> FakeEnv:

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from fakes import TOOL
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import TOOL
 from turncredit.loop.toolcall import Fault, canonical, hermes, parse
 
 ROOT = Path(__file__).parents[3] / "shared" / "oracles"
