@@ -16,9 +16,10 @@ from turncredit.proof.statistics import bootstrap_interval, mcnemar_exact, wilso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One arm against another on the games both played.
+    """One arm against another on the games of a section that both played.
 
     Attributes:
+        section: title of the class of games.
         games: games that broke in neither.
         gained: won by `other` only; `lost`: won by `base` only.
         difference: success rate of `other` minus that of `base`.
@@ -28,6 +29,7 @@ class Pair:
         turns_difference: mean turns, `other` minus `base`.
     """
 
+    section: str
     base: str
     other: str
     games: int
@@ -57,7 +59,7 @@ class Comparison:
 
     Attributes:
         sections: title ("all", "split valid_seen", "type heat", ...) -> one cell an arm.
-        pairs: every two arms, those with the first arm first.
+        pairs: in each section every two arms, those with the first arm first.
         notes: what the reader must know: differing settings, broken games.
     """
 
@@ -135,11 +137,16 @@ def compare(arms: Sequence[Results], *, seed: int = 0) -> Comparison:
         raise ConfigError(f"two evaluations are called the same ({', '.join(labels)})")
     for arm in arms[1:]:
         _check_panel(arms[0], arm)
+    classes = list(_classes(arms[0].games).items())
     return Comparison(
         panel_hash=arms[0].panel_hash,
         arms=tuple(labels),
-        sections=_sections(arms),
-        pairs=tuple(_pair(a, b, seed) for a, b in combinations(arms, 2)),
+        sections={title: tuple(_cell(arm, keep) for arm in arms) for title, keep in classes},
+        pairs=tuple(
+            _pair(title, _both(a, b, keep), (a.label, b.label), seed)
+            for title, keep in classes
+            for a, b in combinations(arms, 2)
+        ),
         notes=tuple(_notes(arms)),
     )
 
@@ -167,14 +174,14 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
-def _sections(arms: Sequence[Results]) -> dict[str, tuple[Cell, ...]]:
-    games = arms[0].games
+def _classes(games: Sequence[Game]) -> dict[str, Callable[[Game], bool]]:
+    """Title of each class of games -> whether a game is in it."""
     keep: dict[str, Callable[[Game], bool]] = {"all": lambda game: True}
     for split in dict.fromkeys(game.split for game in games):
         keep[f"split {split}"] = lambda game, split=split: game.split == split
     for kind in sorted({game.task_type for game in games}):
         keep[f"type {kind}"] = lambda game, kind=kind: game.task_type == kind
-    return {title: tuple(_cell(arm, test) for arm in arms) for title, test in keep.items()}
+    return keep
 
 
 def _cell(arm: Results, keep: Callable[[Game], bool]) -> Cell:
@@ -183,20 +190,24 @@ def _cell(arm: Results, keep: Callable[[Game], bool]) -> Cell:
     return Cell(arm=arm.label, figures=found, success_interval=interval)
 
 
-def _pair(base: Results, other: Results, seed: int) -> Pair:
-    both = [
-        (a, b)
-        for a, b in zip(base.games, other.games, strict=True)
-        if not (a.env_error or b.env_error)
-    ]
+def _both(a: Results, b: Results, keep: Callable[[Game], bool]) -> list[tuple[Game, Game]]:
+    """The games of a class that broke in neither, each with its two outcomes."""
+    pairs = zip(a.games, b.games, strict=True)
+    return [(x, y) for x, y in pairs if keep(x) and not (x.env_error or y.env_error)]
+
+
+def _pair(
+    section: str, both: Sequence[tuple[Game, Game]], labels: tuple[str, str], seed: int
+) -> Pair:
     gained = sum(b.success and not a.success for a, b in both)
     lost = sum(a.success and not b.success for a, b in both)
     success_D = [float(b.success) - float(a.success) for a, b in both]
     invalid_D = [float(b.invalid_actions - a.invalid_actions) for a, b in both]
     turns_D = [float(b.turns - a.turns) for a, b in both]
     return Pair(
-        base=base.label,
-        other=other.label,
+        section=section,
+        base=labels[0],
+        other=labels[1],
         games=len(both),
         gained=gained,
         lost=lost,

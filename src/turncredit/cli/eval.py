@@ -1,0 +1,192 @@
+"""Evaluate a policy on a fixed panel of tasks, without hints, one full game a line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from turncredit.config import Chosen, component_from_args
+from turncredit.core.errors import ConfigError
+from turncredit.core.protocols import Backend, Environment
+from turncredit.loop.chat import Chat
+from turncredit.loop.rollout import Limits
+from turncredit.proof.evaluate import Options, evaluate
+from turncredit.proof.panel import Panel, choose
+from turncredit.proof.policies import SCRIPTED, ModelPlayer, ScriptedPlayer
+from turncredit.record.trackers import About, open_trackers
+from turncredit.report.table import evaluation, percent
+
+HELP = "evaluate a policy without hints on a fixed panel"
+COMPONENTS = ("env", "backend")
+# Where the games lie says nothing about which they are: the panel's hash does.
+_PLACES = ("data_root",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own flags (those of environment and backend are added beside them)."""
+    add = parser.add_argument
+    add("--policy", choices=["model", *SCRIPTED], default="model", help="who plays [model]")
+    add("--model-path", metavar="PATH", help="saved sampler weights [the base model's own]")
+    add("--split", default="all", metavar="NAME", help="a split, or all held-out ones [all]")
+    add("--limit-per-split", type=int, metavar="N", help="only N of each, evenly over task types")
+    add("--games-per-batch", type=int, default=16, metavar="N", help="games in flight [16]")
+    add("--temperature", type=float, default=0.01, metavar="X", help="of sampling [0.01]")
+    add("--top-p", type=float, default=1.0, metavar="X", help="nucleus mass [1.0]")
+    add("--seed", type=int, default=42, metavar="N", help="of sampling [42]")
+    add("--max-turns", type=int, default=50, metavar="N", help="turns a game [50]")
+    add("--max-trajectory-tokens", type=int, default=14_336, metavar="N", help="a game [14336]")
+    add("--max-action-tokens", type=int, default=512, metavar="N", help="an action [512]")
+    add("--step-timeout", type=float, default=60.0, metavar="X", help="seconds a step [60]")
+    add(
+        "--include-admissible-actions",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="list the available actions each turn [yes]",
+    )
+    add("--output", type=Path, metavar="JSONL", help="[evals/ENV-POLICY.jsonl]")
+    add("--overwrite-output", action="store_true", help="replace an existing output")
+    add("--resume", action="store_true", help="continue an unfinished output")
+    add("--swanlab-project", default="turncredit", metavar="NAME", help="SwanLab project")
+    add(
+        "--swanlab-mode",
+        choices=["disabled", "online", "offline", "local"],
+        default="disabled",
+        help="mirror the summary to SwanLab [disabled]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print the table. Status 1 when an environment broke in some game."""
+    chosen = component_from_args("env", args.env, vars(args))
+    environment: Environment = chosen.load("env").create(chosen.config)
+    panel = choose(environment, args.split, args.limit_per_split)
+    output = args.output or Path("evals") / f"{_label(args)}.jsonl"
+    print(f"{len(panel.tasks)} games of {args.env}, panel {panel.hash[:12]}", file=sys.stderr)
+    try:
+        summary = asyncio.run(_evaluate(args, chosen, environment, panel, output))
+    finally:
+        if callable(close := getattr(environment, "close", None)):
+            close()
+    print(evaluation(summary))
+    print(f"\nGames and summary: {output}")
+    _mirror(args, summary, output)
+    return 1 if summary["overall"]["env_errors"] else 0
+
+
+def _label(args: argparse.Namespace) -> str:
+    if args.policy != "model":
+        return f"{args.env}-{args.policy}".replace(":", "-")
+    model = str(getattr(args, "base_model", args.backend)).rstrip("/").rpartition("/")[2]
+    parts = [args.env, model, *Path(args.model_path or "").parts[-2:]]
+    return "-".join(parts).replace(":", "-")
+
+
+async def _evaluate(
+    args: argparse.Namespace,
+    env: Chosen,
+    environment: Environment,
+    panel: Panel,
+    output: Path,
+) -> dict[str, Any]:
+    places = {key: v for key, v in asdict(env.config).items() if key not in _PLACES}
+    described = {"name": env.name, **places}
+    progress = _Progress(len(panel.tasks))
+    options = Options(
+        seed=args.seed,
+        games_per_batch=args.games_per_batch,
+        overwrite=args.overwrite_output,
+        resume=args.resume,
+        on_game=progress.game,
+    )
+    try:
+        if args.policy != "model":
+            if args.model_path:
+                raise ConfigError(f"--model-path needs --policy model, not {args.policy}")
+            scripted = ScriptedPlayer(
+                environment=environment,
+                policy=args.policy,
+                max_turns=args.max_turns,
+                step_timeout=args.step_timeout,
+            )
+            return await evaluate(panel, scripted, output, options, environment=described)
+        backend = component_from_args("backend", args.backend, vars(args))
+        opened: Backend = backend.load("backend").create(backend.config)
+        try:
+            player = await _model(args, environment, opened, backend)
+            return await evaluate(panel, player, output, options, environment=described)
+        finally:
+            await opened.aclose()
+    finally:
+        progress.end()
+
+
+async def _model(
+    args: argparse.Namespace, environment: Environment, backend: Backend, chosen: Chosen
+) -> ModelPlayer:
+    return ModelPlayer(
+        environment=environment,
+        chat=Chat(
+            backend.get_tokenizer(),
+            environment,
+            max_turns=args.max_turns,
+            include_admissible_actions=args.include_admissible_actions,
+        ),
+        client=await backend.create_sampling_client(model_path=args.model_path),
+        limits=Limits(
+            max_turns=args.max_turns,
+            max_trajectory_tokens=args.max_trajectory_tokens,
+            max_action_tokens=args.max_action_tokens,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            step_timeout=args.step_timeout,
+        ),
+        identity={
+            "backend": {"name": chosen.name, **asdict(chosen.config)},
+            "model_path": args.model_path,
+        },
+    )
+
+
+class _Progress:
+    """A line on stderr: games played, success so far. Quiet where nobody watches."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._won, self._played = total, 0, 0
+        self._shown = sys.stderr.isatty()
+
+    def game(self, row: Mapping[str, Any]) -> None:
+        self._played += not row["env_error"]
+        self._won += row["success"]
+        if self._shown:
+            rate = percent(self._won / self._played if self._played else None)
+            print(
+                f"\r{row['index'] + 1}/{self._total} games, success {rate} ",
+                end="",
+                file=sys.stderr,
+            )
+
+    def end(self) -> None:
+        if self._shown and self._played:
+            print(file=sys.stderr)
+
+
+def _mirror(args: argparse.Namespace, summary: Mapping[str, Any], output: Path) -> None:
+    about = About(
+        project=args.swanlab_project,
+        run_name=output.stem,
+        folder=output.parent,
+        config=summary["settings"],
+        mode=args.swanlab_mode,
+    )
+    mirrors = open_trackers(["swanlab"], about)
+    scopes = {"eval": summary["overall"]}
+    scopes |= {f"eval/{split}": figures for split, figures in summary["per_split"].items()}
+    names = ("success_rate", "mean_invalid_actions", "mean_turns", "truncated", "env_errors")
+    metrics = {f"{scope}/{n}": f[n] for scope, f in scopes.items() for n in names}
+    mirrors.log({name: float(v) for name, v in metrics.items() if v is not None}, step=0)
+    mirrors.close()
