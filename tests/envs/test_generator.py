@@ -25,7 +25,7 @@ any_game = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(any_game)
 def test_every_game_is_won_by_its_walkthrough_and_not_before(game):
     play = Game.from_pddl(game.problem, game.task).play()
@@ -37,7 +37,7 @@ def test_every_game_is_won_by_its_walkthrough_and_not_before(game):
     assert play.won
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_game)
 def test_every_size_stays_within_its_bounds(game):
     size = game.id.split("/")[1]
@@ -48,7 +48,7 @@ def test_every_size_stays_within_its_bounds(game):
     assert 3 <= objects <= rooms.OBJECTS[size][1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_game)
 def test_things_lie_only_where_they_may_be_put(game):
     opening = Game.from_pddl(game.problem, game.task)

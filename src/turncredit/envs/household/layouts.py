@@ -41,12 +41,18 @@ def held_out(layout_id: str) -> bool:
     return int(layout_id.rpartition("-")[2], 16) % _HELD_OUT_ONE_IN == 0
 
 
-@lru_cache(maxsize=64)
 def pool(room: str, size: Size, *, unseen: bool) -> tuple[Layout, ...]:
     """The distinct layouts of one room kind and size, on the training or the held-out side."""
+    return _pools(room, size)[unseen]
+
+
+@lru_cache(maxsize=64)
+def _pools(room: str, size: Size) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     rng = Random(f"layouts|{room}|{size}")
     drawn = {layout.layout_id: layout for layout in (_draw(room, size, rng) for _ in range(_DRAWS))}
-    return tuple(layout for key, layout in drawn.items() if held_out(key) == unseen)
+    train = tuple(layout for key, layout in drawn.items() if not held_out(key))
+    unseen = tuple(layout for key, layout in drawn.items() if held_out(key))
+    return train, unseen
 
 
 def _draw(room: str, size: Size, rng: Random) -> Layout:
