@@ -194,17 +194,17 @@ class TableTrainingClient:
         return self._state.step(params, adam=self._backend.config.table_optimizer == "adam")
 
     async def save_state(self, name: str) -> str:
-        """Write weights and optimizer to `save_dir/name/state/table.npz`."""
+        """Write weights and optimizer to `save_dir/name/state.npz`."""
         return self._save(name, "state")
 
     async def save_weights_for_sampler(self, name: str) -> str:
-        """Write the weights to `save_dir/name/sampler/table.npz`."""
+        """Write the weights to `save_dir/name/sampler.npz`."""
         return self._save(name, "sampler")
 
     def _save(self, name: str, kind: str) -> str:
         if self._state.gradient:
             raise BackendError("gradients are waiting: call optim_step before saving")
-        path = self._save_dir / name / kind / "table.npz"
+        path = self._save_dir / name / f"{kind}.npz"
         write(path, kind, self._state, self._backend.identity)
         return str(path)
 

@@ -74,7 +74,7 @@ class State:
     first: Array = field(default_factory=lambda: np.zeros((0, 0)))
     second: Array = field(default_factory=lambda: np.zeros((0, 0)))
     steps: int = 0
-    gradient: dict[int, Array] = field(default_factory=dict)
+    gradient: dict[Key, Array] = field(default_factory=dict)
 
     def table(self) -> Table:
         """The current weights, frozen."""
@@ -90,11 +90,10 @@ class State:
 
     def add(self, key: Key, gradient_V: Array) -> None:
         """Accumulate the gradient of one row."""
-        row = self.rows.setdefault(key, len(self.rows))
-        if row in self.gradient:
-            self.gradient[row] += gradient_V
+        if key in self.gradient:
+            self.gradient[key] += gradient_V
         else:
-            self.gradient[row] = gradient_V.copy()
+            self.gradient[key] = gradient_V.copy()
 
     def backward(self, reader: Reader, table: Table, datum: Datum, slope_T: Array) -> None:
         """Add the gradient of one row: slope times (one-hot minus probabilities)."""
@@ -107,13 +106,15 @@ class State:
 
     def step(self, params: AdamParams, *, adam: bool) -> dict[str, float]:
         """One optimizer step on the accumulated gradients, clipped by their global norm."""
+        for key in self.gradient:
+            self.rows.setdefault(key, len(self.rows))
         size = (len(self.rows), self.base.vocabulary)
         self.theta, self.first, self.second = (
             _grown(array, size) for array in (self.theta, self.first, self.second)
         )
         gradient = np.zeros(size)
-        for row, values in self.gradient.items():
-            gradient[row] = values
+        for key, values in self.gradient.items():
+            gradient[self.rows[key]] = values
         self.gradient = {}
         norm = float(np.sqrt((gradient**2).sum()))
         if not np.isfinite(norm):

@@ -1,0 +1,69 @@
+"""GRPO by hand: trajectory statistics, deviations, and groups without a signal."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import group_of
+
+from turncredit.core.errors import ConfigError
+from turncredit.credit import grpo
+from turncredit.credit.grpo import Config, advantage_G, credit, outcome_G
+
+
+def test_long_trajectories_weigh_no_more_than_short_ones():
+    # Five turns against one: sample deviation of (1, 0) is 1/sqrt 2, so +-0.7071. Statistics over
+    # the six turn rows would give +0.408 and -2.041.
+    group = group_of([1, 0], [[0.0] * 5, [0.0]])
+    got = outcome_G(group, Config(std="sample", epsilon=1e-12))
+    assert got == pytest.approx([2**-0.5, -(2**-0.5)])
+
+
+def test_duplicating_a_turn_changes_no_advantage():
+    once = outcome_G(group_of([1, 0, 0], [[0.0] * 2, [0.0], [0.0] * 3]), Config())
+    twice = outcome_G(group_of([1, 0, 0], [[0.0] * 9, [0.0], [0.0] * 3]), Config())
+    assert np.array_equal(once, twice)
+
+
+def test_hand_computed_population_sample_and_none():
+    reward_G = np.array([1.0, 0.0, 0.0, 1.0])  # mean .5, population std .5, sample std 1/sqrt 3
+    assert advantage_G(reward_G) == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / 0.5001)
+    assert advantage_G(reward_G, std="sample", epsilon=1e-6)[0] == pytest.approx(
+        0.5 / (3**-0.5 + 1e-6)
+    )
+    assert advantage_G(reward_G, std="none").tolist() == [0.5, -0.5, -0.5, 0.5]
+
+
+@pytest.mark.parametrize("std", grpo.STD_CHOICES)
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.3, 0.7, 10.0])
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_equal_rewards_give_exactly_zero(std, reward, size):
+    got = advantage_G(np.full(size, reward), std=std)
+    assert got.tolist() == [0.0] * size
+
+
+def test_rounding_noise_is_not_a_signal():
+    assert not advantage_G(np.array([0.1 + 0.2, 0.3, 0.3])).any()
+
+
+def test_every_action_token_carries_its_trajectorys_advantage():
+    group = group_of([1, 0], [[0.0, 0.0], [0.0]], tokens=3)
+    given_credit = credit(group, Config())
+    expected = outcome_G(group, Config())
+    for i, turns in enumerate(given_credit.advantage):
+        for values in turns:
+            assert values.tolist() == [expected[i]] * 3
+    assert given_credit.has_signal
+    assert not credit(group_of([1, 1], [[0.0], [0.0]]), Config()).has_signal
+
+
+@given(st.permutations(range(5)))
+def test_permuting_members_permutes_advantages(order):
+    reward_G = np.array([1.0, 0.0, 0.25, 1.0, 0.5])
+    assert advantage_G(reward_G[list(order)]) == pytest.approx(advantage_G(reward_G)[list(order)])
+
+
+@pytest.mark.parametrize("wrong", [{"std": "both"}, {"epsilon": 0.0}, {"epsilon": -1.0}])
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Config(**wrong)
