@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from turncredit.core.registry import require
@@ -64,15 +65,23 @@ def _dress(success: Any, invalid: Any, titles: list[str], result: Comparison) ->
         f"{pair.other}: {100 * pair.difference:+.1f} points, p = {pair.p_value:.3g}"
         for pair in base
     )
-    success.set_title(f"{games} games, against {result.arms[0]}:  {told}", fontsize=9, loc="left")
+    figure_title = f"{games} games, against {result.arms[0]}:  {told}"
+    success.set_title(figure_title, fontsize=8, loc="left", pad=22)
     success.set_ylabel("success, %")
     success.set_ylim(0, 105)
-    success.legend(frameon=False, ncols=min(4, len(result.arms)), fontsize=8)
+    success.legend(
+        frameon=False,
+        ncols=min(4, len(result.arms)),
+        fontsize=8,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+    )
     invalid.set_ylabel("invalid actions a game")
-    labels = [
-        title.removeprefix("split ").removeprefix("type ").replace("_", "\n", 1) for title in titles
+    words = [
+        title.removeprefix("split ").removeprefix("type ").replace("_", " ") for title in titles
     ]
-    invalid.set_xticks(range(len(titles)), labels, fontsize=7)
+    invalid.set_xticks(range(len(titles)), [fill(text, 14) for text in words], fontsize=7)
+    invalid.set_ylim(0, max(1.0, invalid.get_ylim()[1]))
     for axes in (success, invalid):
         axes.spines[["top", "right"]].set_visible(False)
 

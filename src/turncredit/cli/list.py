@@ -1,0 +1,64 @@
+"""List methods, environments, backends, hint sources and recipes, with a line about each."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Mapping
+
+from turncredit import config
+from turncredit.core import registry
+from turncredit.core.errors import TurncreditError
+
+HELP = "list methods, environments, backends, hints and recipes"
+KINDS: Mapping[str, str] = {
+    "methods": "method",
+    "envs": "env",
+    "backends": "backend",
+    "hints": "hint",
+    "recipes": "recipe",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    parser.add_argument("what", nargs="?", choices=KINDS, help="only these [all]")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the names."""
+    chosen = [args.what] if args.what else list(KINDS)
+    found = {title: _about(KINDS[title]) for title in chosen}
+    width = max((len(name) for lines in found.values() for name in lines), default=0)
+    for title, lines in found.items():
+        if len(chosen) > 1:
+            print(f"{title}:")
+        for name, text in lines.items():
+            print(f"  {name:{width}}  {text}".rstrip())
+    return 0
+
+
+def _about(kind: str) -> dict[str, str]:
+    if kind == "recipe":
+        return {name: _recipe(name) for name in config.recipe_names()}
+    return {name: _component(kind, name) for name in registry.names(kind)}
+
+
+def _component(kind: str, name: str) -> str:
+    """The first line of its documentation, or why it cannot be used here."""
+    try:
+        found = registry.load(kind, name)
+    except TurncreditError as error:
+        return f"({error})"
+    lines = (found.target.__doc__ or "").strip().splitlines()
+    return lines[0].rstrip(".") if lines else ""
+
+
+def _recipe(name: str) -> str:
+    """The first comment line of the file, else its components."""
+    text = (config.recipe_dir() / f"{name}.toml").read_text(encoding="utf-8")
+    first = text.partition("\n")[0]
+    if first.startswith("#"):
+        return first.lstrip("# ").rstrip(".")
+    values = tomllib.loads(text)
+    return ", ".join(str(values[kind]["name"]) for kind in config.KINDS if kind in values)
