@@ -41,7 +41,7 @@ def outputs(draw: st.DrawFn) -> tuple[str, list[list[int]]]:
 
 
 @given(outputs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_each_prompt_strictly_extends_the_real_ids(case: tuple[str, list[list[int]]]) -> None:
     template, sampled = case
     chat, env = chat_of(template), FakeEnv(win_at=99)
@@ -72,7 +72,7 @@ def test_each_prompt_strictly_extends_the_real_ids(case: tuple[str, list[list[in
 
 
 @given(outputs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_environment_moves_by_valid_calls_only(case: tuple[str, list[list[int]]]) -> None:
     template, sampled = case
     chat, env = chat_of(template), FakeEnv(win_at=99)

@@ -63,7 +63,7 @@ def test_groups_come_in_order_and_carry_the_snapshot() -> None:
 
 
 def test_seeds_repeat_and_differ_where_they_must() -> None:
-    env, size = FakeEnv(win_at=8), 8
+    env, size = FakeEnv(win_at=4), 8
     first = picks(run(env, FakeClient(by_seed), size=size))
     assert picks(run(env, FakeClient(by_seed), size=size)) == first
     assert picks(run(env, FakeClient(by_seed), size=size, run_seed=1)) != first

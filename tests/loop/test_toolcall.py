@@ -107,9 +107,9 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
     assert (parsed.action is None) == bool(parsed.reason)
 
 
-@given(st.text(min_size=1))
-def test_canonical_is_a_fixed_point(text: str) -> None:
+@given(st.text(st.characters(exclude_characters="<>"), min_size=1))
+def test_canonical_is_a_fixed_point_and_survives_a_call(text: str) -> None:
     action = canonical(text)
     if not isinstance(action, Fault):
-        assert canonical(action) in (action, Fault.EMPTY, Fault.LINE_BREAK)
-        assert parse(hermes(TOOL, action), TOOL).action == canonical(action)
+        assert canonical(action) == action
+        assert parse(hermes(TOOL, action), TOOL).action == action
