@@ -39,7 +39,6 @@ class AlfWorld:
     name = "alfworld"
     instructions = INSTRUCTIONS
     tool = TOOL
-    splits = files.SPLITS
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -59,6 +58,11 @@ class AlfWorld:
         if self._root is None:
             self._root = files.resolve_root(self.config.data_root)
         return self._root
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits there are: all of them, or the one whose folder the data root is."""
+        return files.splits_in(self.root)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All games of a split, sorted by id. Payload: `goal` (task line), `walkthrough`.

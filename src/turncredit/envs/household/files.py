@@ -120,6 +120,11 @@ def _holds_games(root: Path) -> bool:
     return root.name in SPLITS or any((root / split).is_dir() for split in SPLITS)
 
 
+def splits_in(root: Path) -> tuple[str, ...]:
+    """Names of the splits of a root that `resolve_root` returned."""
+    return tuple(s for s in SPLITS if (root / s).is_dir()) or (root.name,)
+
+
 def split_folder(root: Path, split: str) -> Path:
     """The folder of `split` below `root`, or `root` itself when it is that split.
 
@@ -130,7 +135,7 @@ def split_folder(root: Path, split: str) -> Path:
         return root / split
     if root.name == split and root.is_dir():
         return root
-    present = sorted(s for s in SPLITS if (root / s).is_dir()) or [root.name]
+    present = splits_in(root)
     raise DataError(
         f'no split "{split}" in {root}.{did_you_mean(split, present)} There: {", ".join(present)}'
     )
