@@ -13,6 +13,9 @@ from turncredit.core.tokens import Span, TokenBuffer, teacher_view, to_datum
 from turncredit.core.types import StopReason, Trajectory, Turn
 
 
+Parts = list[tuple[list[int], list[int]]]
+
+
 def trajectory(parts: Parts, tail: list[int] | None = None) -> Trajectory:
     """From (context, action) pairs; log-probs are −1, −2, … along the tokens."""
     buffer = TokenBuffer(parts[0][0])
