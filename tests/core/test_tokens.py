@@ -12,7 +12,6 @@ from turncredit.core.errors import AlignmentError
 from turncredit.core.tokens import Span, TokenBuffer, teacher_view, to_datum
 from turncredit.core.types import StopReason, Trajectory, Turn
 
-
 Parts = list[tuple[list[int], list[int]]]
 
 
