@@ -85,6 +85,14 @@ class Tally:
         kind = command.split()[0] if command.split() else "(empty)"
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
+    def add(self, other: Tally) -> None:
+        """Take in what `other` compared."""
+        self.games += other.games
+        self.steps += other.steps
+        for kind, number in other.kinds.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + number
+        self.differences += other.differences
+
 
 async def compare(
     name: str, loaded: files.LoadedGame, theirs: Player, rng: Random, steps: int, tally: Tally
