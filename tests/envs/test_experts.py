@@ -72,7 +72,7 @@ def test_the_search_order_is_the_seeds():
     assert plays[0] == plays[1] != plays[2]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(("small", "medium")), st.randoms())
 def test_labels_lead_home_after_any_interference(index, size, random):
     game = _game(index, size)
