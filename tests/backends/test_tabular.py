@@ -38,14 +38,14 @@ async def sampled(backend, chat, client, *, tasks=2, seed=0, step=1, group_size=
     )  # fmt: skip
 
 
-async def update(training, backend, chat, *, step, method=grpo, config=grpo.Config(), speed=SPEED):
+async def update(training, backend, chat, *, step, method=grpo, speed=SPEED):
     """One whole training step. Returns its metrics."""
     client = await training.save_weights_and_get_sampling_client()
     groups = await sampled(backend, chat, client, step=step)
     if method.NEEDS_TEACHER:
         hint = toy_hint.create(toy_hint.Config())
         groups = await teacher.score(groups, hint, chat, client, concurrency=8, max_tokens=9999)
-    rows = build_rows(groups, [method.credit(group, config) for group in groups])
+    rows = build_rows(groups, [method.credit(group, method.Config()) for group in groups])
     out = await training.forward_backward(rows.data, loss_fn="ppo")
     return {**out.metrics, **await training.optim_step(speed)}
 
@@ -67,7 +67,7 @@ def test_any_text_survives_and_cannot_hold_a_special_token(text):
 
 
 def test_an_action_is_one_token_and_the_end_of_turn():
-    backend, chat = opened()
+    _, chat = opened()
     for action in ("left", "right"):
         ids = chat.action_ids(action)
         assert len(ids) == 2
@@ -351,7 +351,7 @@ def test_sampler_weights_play_like_the_snapshot_and_are_no_state(tmp_path):
 
 def test_torn_missing_and_foreign_files(tmp_path):
     async def main():
-        backend, chat = opened()
+        backend, _ = opened()
         training = await fresh(backend, tmp_path)
         path = Path(await training.save_state("a"))
         assert [p.name for p in path.parent.iterdir()] == ["state.npz"]
@@ -418,7 +418,7 @@ def test_agentopsd_trains_through_the_whole_loop(tmp_path):
         training = await fresh(backend, tmp_path)
         for step in range(3):
             await update(
-                training, backend, chat, step=step, method=agentopsd, config=agentopsd.Config(),
+                training, backend, chat, step=step, method=agentopsd,
                 speed=AdamParams(learning_rate=8.0),
             )  # fmt: skip
         client = await training.save_weights_and_get_sampling_client()

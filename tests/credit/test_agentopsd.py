@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from samples import TASK, group_of, scored, unscored
 
+from samples import TASK, group_of, scored, unscored
 from turncredit.core.errors import ConfigError
 from turncredit.core.types import Group
 from turncredit.credit import agentopsd, grpo

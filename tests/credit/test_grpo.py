@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import group_of
 
+from samples import group_of
 from turncredit.core.errors import ConfigError
 from turncredit.credit import grpo
 from turncredit.credit.grpo import Config, advantage_G, credit, outcome_G

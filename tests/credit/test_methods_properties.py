@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import TASK, reordered, scored
 
+from samples import TASK, reordered, scored
 from turncredit.core import registry
 from turncredit.core.types import Group
 

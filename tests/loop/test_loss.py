@@ -1,5 +1,7 @@
 """PPO by hand and by finite differences; rows that carry exactly the right tokens."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -9,7 +11,7 @@ from samples import TASK, group_of, scored
 from turncredit.core.errors import AlignmentError, ConfigError
 from turncredit.core.types import Credit, Group, StopReason, Trajectory, Turn
 from turncredit.credit import grpo
-from turncredit.loop.loss import PPOConfig, build_rows, ppo, to_data, token_weight
+from turncredit.loop.loss import Aggregation, PPOConfig, build_rows, ppo, to_data, token_weight
 
 ONE = np.ones((1, 1), bool)
 
@@ -44,8 +46,7 @@ def test_dual_clip_caps_the_loss_of_unwanted_tokens():
     assert capped.dual_clip_fraction == pytest.approx(1.0)
 
 
-@given(seed=st.integers(0, 10_000), aggregation=st.sampled_from(
-    ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]))  # fmt: skip
+@given(seed=st.integers(0, 10_000), aggregation=st.sampled_from(get_args(Aggregation)))
 @settings(max_examples=40, deadline=None)
 def test_gradient_by_finite_differences(seed, aggregation):
     rng = np.random.default_rng(seed)

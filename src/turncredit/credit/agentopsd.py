@@ -155,7 +155,18 @@ def evidence_of(trajectory: Trajectory) -> Array:
             f"trajectory {trajectory.name} has no teacher scores: run the teacher "
             "(loop.teacher.score, with a hint) before a method that needs it, or use grpo"
         )
-    return np.array([gap_N.sum() for gap_N in trajectory.gap_K], np.float64)
+    return turn_sums(trajectory.gap_K)
+
+
+def turn_sums(gap_K: tuple[Array, ...]) -> Array:
+    """Sum of each turn's values, (K,)."""
+    sums_K = np.zeros(len(gap_K))
+    stops = np.cumsum([len(gap_N) for gap_N in gap_K], dtype=np.int64)
+    filled = np.flatnonzero(np.diff(stops, prepend=0))
+    if len(filled):  # one pass over all tokens; empty turns have no segment and stay 0
+        starts = np.concatenate([[0], stops])[filled]
+        sums_K[filled] = np.add.reduceat(np.concatenate(gap_K), starts)
+    return sums_K
 
 
 def credit(group: Group, config: Config) -> Credit:

@@ -8,6 +8,7 @@ standard deviation, epsilon 1e-4).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -82,8 +83,10 @@ def outcome_G(group: Group, config: Config) -> Array:
 
 def over_tokens(trajectory: Trajectory, value_K: Array) -> tuple[Array, ...]:
     """Give every action token of turn k the value of its turn: per turn (N,)."""
-    pairs = zip(trajectory.turns, np.asarray(value_K, np.float64), strict=True)
-    return tuple(np.full(len(turn.logprob_N), value) for turn, value in pairs)
+    count_K = [len(turn.logprob_N) for turn in trajectory.turns]
+    flat = np.repeat(np.asarray(value_K, np.float64), count_K)
+    stops = list(accumulate(count_K, initial=0))
+    return tuple(flat[start:stop] for start, stop in pairwise(stops))
 
 
 def credit(group: Group, config: Config) -> Credit:
