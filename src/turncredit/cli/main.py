@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from turncredit import config
 from turncredit.core import registry
@@ -64,17 +64,30 @@ def parser_for(name: str, argv: Sequence[str]) -> argparse.ArgumentParser:
         )
         found = registry.load(kind, chosen[kind])
         add_flags(parser, found.config_type, f"{kind} {chosen[kind]}")
+    if sections := getattr(module, "RECIPE_SECTIONS", ()):
+        parser.add_argument("--recipe", metavar="FILE", help="take settings from this recipe")
+        recipe = _recipe(argv)
+        for section in sections:
+            values = {k: v for k, v in recipe.get(section, {}).items() if k != "name"}
+            parser.set_defaults(**values)
     return parser
+
+
+def _recipe(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The recipe that `argv` names, or nothing."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--recipe")
+    name = first.parse_known_args(list(argv))[0].recipe
+    return config.read_recipe(name) if name else {}
 
 
 def chosen_names(argv: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     """Component names: from flags, else from the recipe, else the defaults."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--recipe")
     for kind in kinds:
         first.add_argument(f"--{kind}")
     given, _ = first.parse_known_args(list(argv))
-    recipe = config.read_recipe(given.recipe) if given.recipe else {}
+    recipe = _recipe(argv)
     names = {}
     for kind in kinds:
         flag = getattr(given, kind)

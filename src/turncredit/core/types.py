@@ -327,6 +327,17 @@ class Usage:
             requests=self.requests + other.requests,
         )
 
+    def since(self, earlier: Usage) -> Usage:
+        """What was used after `earlier`, a former reading of the same counter."""
+        unknown = self.cached is None or earlier.cached is None
+        return Usage(
+            prefill=self.prefill - earlier.prefill,
+            cached=None if unknown else (self.cached or 0) - (earlier.cached or 0),
+            sampled=self.sampled - earlier.sampled,
+            trained=self.trained - earlier.trained,
+            requests=self.requests - earlier.requests,
+        )
+
 
 Message = Mapping[str, Any]
 Ids = Sequence[int]

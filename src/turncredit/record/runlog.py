@@ -147,9 +147,24 @@ class RunFolder:
         """All announced checkpoints, in order, each with its `step`."""
         return self._read_lines("checkpoints.jsonl")
 
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder all checkpoints lie in."""
+        return self.path / "checkpoints"
+
     def checkpoint_path(self, step: int) -> Path:
         """Where the files of a checkpoint belong."""
-        return self.path / "checkpoints" / f"step-{step:06d}"
+        return self.checkpoint_dir / f"step-{step:06d}"
+
+    def relative(self, place: str) -> str:
+        """A saved place as recorded: below this folder, so that a run can be moved; URIs as is."""
+        if "://" in place or not Path(place).resolve().is_relative_to(self.path.resolve()):
+            return place
+        return Path(place).resolve().relative_to(self.path.resolve()).as_posix()
+
+    def resolve(self, place: str) -> str:
+        """The inverse of `relative`."""
+        return place if "://" in place else str(self.path / place)
 
     def _append(self, name: str, step: int, record: Mapping[str, Any]) -> None:
         atomic.append_line(self.path / name, {"step": step, **record})
