@@ -62,6 +62,7 @@ def game_row(
         "split": task.split,
         "task_type": task.task_type,
         "digest": task.digest,
+        "goal": task.payload.get("goal", ""),
         "seed": trajectory.seed,
         "success": trajectory.success,
         "reward": trajectory.reward,

@@ -23,7 +23,10 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     if trials == 0:
         return 1.0
     # Whole numbers until the last division: exact for any number of games.
-    tail = sum(math.comb(trials, k) for k in range(fewer + 1))
+    tail = ways = 1  # of 0 out of `trials`
+    for k in range(fewer):
+        ways = ways * (trials - k) // (k + 1)
+        tail += ways
     return min(1.0, 2 * tail / 2**trials)
 
 
