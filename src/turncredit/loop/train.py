@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from turncredit.backends import selfcheck
 from turncredit.config import Run
-from turncredit.core.errors import DataError
+from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.protocols import AdamParams, SamplingClient, Tracker, TrainingClient
 from turncredit.core.types import Credit, Group
 from turncredit.loop import metrics, teacher
@@ -63,6 +64,7 @@ class Trainer:
         self._tracker, self._listener = tracker, listener
         self._ledger = Ledger()
         self._rescored = run.teacher.student_logprobs == "rescored"
+        self._mismatch: dict[str, float] = {}  # measured at the start, logged with update 1
         self._chat = Chat(
             parts.backend.get_tokenizer(),
             parts.environment,
@@ -125,6 +127,7 @@ class Trainer:
             report = await selfcheck.measure(training, client, self._parts.backend.get_tokenizer())
         finally:
             await client.close()
+        self._mismatch = report.metrics()
         for warning in report.judge():
             self._listener.note(warning)
         if self._run.teacher.student_logprobs == "auto":
@@ -235,6 +238,7 @@ class Trainer:
             **metrics.rollout_metrics(looked.groups),
             **metrics.credit_metrics(credits),
             **looked.metrics,
+            **(self._mismatch if step == 1 else {}),
             **metrics.prefixed("train", {**rows.counts, **update}),
             **ledgers.metrics(cost),
         }
@@ -251,6 +255,12 @@ class Trainer:
             self._listener.note(
                 f"evidence noise {noise:.3g} is not well below the evidence {evidence:.3g} nats a "
                 "turn: credit follows rounding. Use --student-logprobs rescored, or fp32"
+            )
+        if row.get("trajectory/turns_mean") == 0:
+            raise ConfigError(
+                f"no trajectory had room for an action: the prompt and one action of "
+                f"max_action_tokens={self._limits.max_action_tokens} exceed max_trajectory_tokens="
+                f"{self._limits.max_trajectory_tokens}; raise --max-trajectory-tokens"
             )
         if row["train/skipped"]:
             self._listener.note(
