@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import make_task
@@ -52,6 +52,7 @@ def test_three_turns_at_known_places() -> None:
 
 
 @given(conversations)
+@settings(deadline=None)
 def test_the_buffer_only_grows_and_spans_hold_the_actions(
     parts: Parts,
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_buffers_tokens_are_a_copy() -> None:
 
 
 @given(conversations, ids)
+@settings(deadline=None)
 def test_the_teachers_spans_are_the_students_shifted(parts: Parts, prompt: list[int]) -> None:
     t = trajectory(parts)
     view = teacher_view(t, prompt)
@@ -114,6 +116,7 @@ def test_picking_refuses_other_lengths_and_holes_with_the_trace() -> None:
 
 
 @given(conversations)
+@settings(deadline=None)
 def test_a_datum_has_zeros_outside_the_spans(parts: Parts) -> None:
     t = trajectory(parts)
     advantage_K = tuple(np.full(len(turn.logprob_N), 1.0 + k) for k, turn in enumerate(t.turns))

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import TOOL
@@ -102,12 +102,14 @@ def test_invalid_forms_are_told_apart(text: str, fault: Fault) -> None:
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_any_text_parses_or_is_refused(text: str) -> None:
     parsed = parse(text, TOOL)
     assert (parsed.action is None) == bool(parsed.reason)
 
 
 @given(st.text(st.characters(exclude_characters="<>"), min_size=1))
+@settings(deadline=None)
 def test_canonical_is_a_fixed_point_and_survives_a_call(text: str) -> None:
     action = canonical(text)
     if not isinstance(action, Fault):
