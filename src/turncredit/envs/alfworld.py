@@ -44,6 +44,7 @@ class AlfWorld:
         self.config = config
         self._root: Path | None = None
         self._read = lru_cache(maxsize=_CACHED_GAMES)(self._load)
+        self.tasks = lru_cache(self._tasks)
         self._pool: Pool | None = None
         if config.engine == "textworld":
             self._pool = Pool(config.textworld_workers, config.textworld_timeout)
@@ -64,14 +65,14 @@ class AlfWorld:
         """The splits there are: all of them, or the one whose folder the data root is."""
         return files.splits_in(self.root)
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def _tasks(self, split: str) -> Sequence[Task]:
         """All games of a split, sorted by id. Payload: `goal` (task line), `walkthrough`.
 
         Raises:
             DataError: no such split or no playable game, with what was left out and why.
         """
         found = files.discover(self.root, split, self.config.task_types or TASK_TYPES)
-        return [
+        return tuple(
             Task(
                 id=game.id,
                 env=self.name,
@@ -81,7 +82,7 @@ class AlfWorld:
                 payload={"goal": game.task_line, "walkthrough": game.walkthrough},
             )
             for game in found.games
-        ]
+        )
 
     def episode(self, task: Task) -> HouseholdEpisode:
         """A fresh episode.
