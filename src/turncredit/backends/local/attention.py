@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "turncredit"
@@ -50,14 +50,14 @@ def attend(
     if attention_mask is None:
         if groups > 1:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling)
+        out = scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling)
     else:
         # Folding the group into the query length reads each key once: 4-8 times faster on CPUs
         # than repeating keys or `enable_gqa`.
         folded = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1:
             attention_mask = attention_mask.repeat(1, 1, groups, 1)
-        out = F.scaled_dot_product_attention(
+        out = scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         ).reshape(batch, heads, length, width)
     return out.transpose(1, 2).contiguous(), None

@@ -96,7 +96,7 @@ class Decoder:
         return admitted
 
     def batches(self, rows: list[Row]) -> list[list[Row]]:
-        """Cut rows into passes of at most `batch_tokens` padded tokens, similar lengths together."""
+        """Cut rows into passes of at most `batch_tokens` padded tokens, like lengths together."""
         out: list[list[Row]] = []
         longest = 0
         for row in sorted(rows, key=lambda r: (len(r.ids) - r.stored, r.slot.row if r.slot else 0)):

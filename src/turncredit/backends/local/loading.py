@@ -90,7 +90,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(config: Config, device: torch.device, parameters: int) -> torch.dtype:
-    """`auto`: float32 on the CPU up to 50 M parameters or without bfloat16 units, and for full training."""
+    """`auto`: bfloat16 only for LoRA on a GPU, or on a CPU with its units above 50 M parameters."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     if config.lora_rank == 0 or (device.type == "cpu" and parameters <= _SMALL):

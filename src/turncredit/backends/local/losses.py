@@ -67,6 +67,6 @@ def resolve(name: str, config: Mapping[str, float] | None) -> Loss:
     high = values.get("clip_high_threshold", float("inf"))
     if not 0 <= low <= 1 <= high:
         raise ConfigError(
-            f"clip bounds [{low}, {high}] must enclose 1: they bound the ratio, they are no epsilons"
+            f"clip bounds [{low}, {high}] must enclose 1: they are bounds of the ratio"
         )
     return Loss(name, low, high)

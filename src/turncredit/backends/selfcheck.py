@@ -1,0 +1,130 @@
+"""Do the sampler, the scorer and the trainer give one token the same log-probability?
+
+Runs at the start of every training, on any backend, through the protocol alone. A disagreement
+of more than a nat is an alignment fault; of a few hundredths, the rounding of bfloat16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from turncredit.core.errors import BackendError
+from turncredit.core.protocols import SamplingClient, SamplingParams, Tokenizer, TrainingClient
+from turncredit.core.types import Array, Datum
+
+WARN, REFUSE = 0.05, 1.0  # nats per token
+SAME = 1e-3  # up to here sampled log-probs serve as well as rescored ones
+_MESSAGES = (
+    {"role": "system", "content": "You are in a house."},
+    {"role": "user", "content": "Where would you look for a mug?"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MismatchReport:
+    """Differences of log-probs of the same sampled tokens, in nats."""
+
+    tokens: int
+    sample_vs_score_max: float
+    sample_vs_score_mean: float
+    score_vs_train_max: float
+    score_vs_train_mean: float
+
+    @property
+    def prefers_rescoring(self) -> bool:
+        """The student's log-probs should come from the scoring path, as the teacher's do."""
+        return self.sample_vs_score_max >= SAME
+
+    def metrics(self) -> dict[str, float]:
+        """As logged: means under the plain names, maxima beside them."""
+        return {
+            "mismatch/sample_vs_score": self.sample_vs_score_mean,
+            "mismatch/sample_vs_score_max": self.sample_vs_score_max,
+            "mismatch/score_vs_train": self.score_vs_train_mean,
+            "mismatch/score_vs_train_max": self.score_vs_train_max,
+        }
+
+    def judge(self) -> list[str]:
+        """Warnings to show.
+
+        Raises:
+            BackendError: the paths do not describe the same tokens.
+        """
+        warnings: list[str] = []
+        pairs = (
+            ("sampled and rescored", self.sample_vs_score_max, self.sample_vs_score_mean),
+            ("rescored and trained", self.score_vs_train_max, self.score_vs_train_mean),
+        )
+        for names, largest, mean in pairs:
+            # Not (a <= b): a NaN must be refused, too.
+            if not largest <= REFUSE:
+                raise BackendError(
+                    f"{names} log-probs of the same tokens differ by up to {largest:.3g} nats: "
+                    "likely scores shifted by one position, log-probs taken after temperature or "
+                    "top-p, or other weights than the snapshot's"
+                )
+            if largest > WARN:
+                warnings.append(
+                    f"{names} log-probs differ by up to {largest:.3f} nats (mean {mean:.4f}), as in "
+                    "bfloat16: student log-probs are best rescored (--student-logprobs rescored)"
+                )
+        return warnings
+
+
+def example_prompt(tokenizer: Tokenizer) -> list[int]:
+    """A short chat in the model's own template."""
+    text = tokenizer.render(_MESSAGES, tools=(), add_generation_prompt=True)
+    return tokenizer.encode(text, parse_special=True)
+
+
+async def measure(
+    training: TrainingClient,
+    client: SamplingClient,
+    tokenizer: Tokenizer,
+    *,
+    num_samples: int = 4,
+    max_tokens: int = 16,
+) -> MismatchReport:
+    """Sample a little, score it, and let the trainer read it with zero weights.
+
+    Nothing is trained: zero advantages give zero gradients, and no optimizer step is taken.
+
+    Args:
+        training: whose current weights `client` holds.
+        client: a fresh snapshot of `training`.
+        tokenizer: for the prompt and the end ids.
+        num_samples: continuations of one prompt.
+        max_tokens: length of each at most.
+    """
+    prompt = example_prompt(tokenizer)
+    params = SamplingParams(max_tokens=max_tokens, seed=0, stop_ids=tokenizer.eos_ids)
+    sampled = await client.sample(prompt, params=params, num_samples=num_samples)
+    rows = [[*prompt, *sample.tokens] for sample in sampled.samples]
+    scored = await asyncio.gather(*(client.compute_logprobs(row) for row in rows))
+    start = len(prompt)
+    data = [_zero_weights(row, start, s.logprobs) for row, s in zip(rows, scored, strict=True)]
+    trained = await training.forward_backward(data, loss_fn="importance_sampling")
+    said = np.concatenate([sample.logprobs for sample in sampled.samples])
+    score = np.concatenate([s.logprobs[start:] for s in scored])
+    train = np.concatenate([new[start:] for new in trained.logprobs])
+    first, second = np.abs(said - score), np.abs(score - train)
+    return MismatchReport(
+        tokens=len(said),
+        sample_vs_score_max=float(first.max()),
+        sample_vs_score_mean=float(first.mean()),
+        score_vs_train_max=float(second.max()),
+        score_vs_train_mean=float(second.mean()),
+    )
+
+
+def _zero_weights(tokens: list[int], start: int, logprobs: Array) -> Datum:
+    mask = np.arange(len(tokens)) >= start
+    return Datum(
+        tokens=np.asarray(tokens),
+        logprobs=np.where(mask, logprobs, 0.0),
+        advantages=np.zeros(len(tokens)),
+        mask=mask,
+    )
