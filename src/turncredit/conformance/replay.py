@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turncredit.conformance import library, rows
-from turncredit.conformance.vectors import Vector, differences, load
+from turncredit.conformance import beliefs, library, rows
+from turncredit.conformance.vectors import Unsupported, Vector, differences, load
 from turncredit.core.errors import ConfigError, DataError
 
 Adapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -21,13 +21,13 @@ ADAPTERS: Mapping[str, Adapter] = {
     "agentopsd-lab-datum": library.datum,
     "ppo": library.ppo_loss,
     "grpo": rows.grpo,
+    "agentopsd": beliefs.schedule,
+    "agentopsd-turn": beliefs.turn_rows,
+    "agentopsd-token": beliefs.token_rows,
+    "agentopsd-v0": beliefs.prior,
 }
 # The published aggregate is NaN when a row has no tokens; ours skips the row and stays finite.
 DEFINED_WHERE_NAN = frozenset({"ppo"})
-
-
-class Unsupported(Exception):
-    """An adapter does not know this variant of its method."""
 
 
 @dataclass

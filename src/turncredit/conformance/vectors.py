@@ -19,6 +19,10 @@ _REQUIRED = ("method", "case", "inputs", "outputs")
 _FLOAT64_TOLERANCE = 1e-9
 
 
+class Unsupported(Exception):
+    """An adapter does not know this variant of its method: an answer, not a failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vector:
     """One published input with the output it must give."""
