@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from doors import Doors, task
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turncredit.core.errors import ConfigError, DataError
@@ -52,6 +52,7 @@ def test_the_environments_own_order_does_not_matter(limit: int | None) -> None:
     assert one.hash == other.hash
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5), st.sampled_from(["id", "digest"]))
 def test_any_change_changes_the_hash(which: int, field: str) -> None:
     tasks = list(choose(Doors(), "valid_seen").tasks)

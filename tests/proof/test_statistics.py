@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -31,6 +31,7 @@ def test_mcnemar_by_hand(gained: int, lost: int, p: float) -> None:
     assert mcnemar_exact(gained, lost) == p == mcnemar_exact(lost, gained)
 
 
+@settings(deadline=None)
 @given(COUNTS, COUNTS)
 def test_mcnemar_is_the_two_sided_binomial_test(gained: int, lost: int) -> None:
     trials = gained + lost
@@ -43,6 +44,7 @@ def test_mcnemar_does_not_overflow() -> None:
     assert mcnemar_exact(5000, 5000) == 1.0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 200))
 def test_wilson_against_scipy(successes: int, trials: int) -> None:
     successes = min(successes, trials)
