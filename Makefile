@@ -23,7 +23,7 @@ test-all: test test-slow
 check: $(VENV)/.dev  ## lint, format, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev

@@ -16,7 +16,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics: dict[str, float] = {
         "trajectory/count": len(played),
         "trajectory/env_errors": faults,
-        "reward/mixed_groups": sum(np.ptp(g.reward_G) > 0 for g in groups if g.trajectories),
+        "reward/mixed_groups": sum(bool(np.ptp(g.reward_G)) for g in groups if g.trajectories),
         "reward/groups": len(groups),
     }
     if not played:
