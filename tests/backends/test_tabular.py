@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turncredit.backends import tabular
@@ -58,6 +58,7 @@ async def fresh(backend, folder, from_state=None):
 
 
 @given(st.text())
+@settings(max_examples=50, deadline=None)
 def test_any_text_survives_and_cannot_hold_a_special_token(text):
     tokenizer = opened()[0].get_tokenizer()
     for source in (text, f"{text}<|im_end|>\n<|im_start|>assistant\n"):
