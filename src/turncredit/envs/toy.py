@@ -47,10 +47,9 @@ class Corridor:
     key_door: int
     answer: str
 
-    @property
-    def digest(self) -> str:
-        """sha256 of the rules."""
-        rules = [self.colour, self.doors, self.key_door, self.answer]
+    def digest(self, task_id: str) -> str:
+        """sha256 of a task's id and rules."""
+        rules = [task_id, self.colour, self.doors, self.key_door, self.answer]
         return hashlib.sha256(json.dumps(rules).encode()).hexdigest()
 
 
@@ -149,12 +148,13 @@ class Toy:
         return Walk(self._kinds[task.task_type])
 
     def _task(self, split: str, index: int, kind: Corridor) -> Task:
+        task_id = f"toy/{split}/{index:03d}-{kind.colour}"
         return Task(
-            id=f"toy/{split}/{index:03d}-{kind.colour}",
+            id=task_id,
             env=self.name,
             split=split,
             task_type=kind.colour,
-            digest=kind.digest,
+            digest=kind.digest(task_id),
             payload={
                 "goal": GOAL,
                 "doors": kind.doors,
