@@ -107,15 +107,21 @@ def test_check_env(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("12 passed, 0 failed\n")
 
 
-def test_check_env_exits_1_on_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_check_env_of_a_users_own_module_exits_1_on_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from turncredit.envs.household.engine import Play
-
-    monkeypatch.setattr(Play, "won", property(lambda self: False))
-    settings = ["--train-games", "12", "--eval-games-per-split", "12", "--tasks", "1"]
-    assert main(["check-env", "household", *settings]) == 1
-    assert "FAILED  walkthroughs succeed" in capsys.readouterr().out
+    (tmp_path / "silent_house.py").write_text(
+        "from turncredit.envs.household import Config, Household\n"
+        "class Env(Household):\n"
+        "    instructions = ''\n"
+        "    def __init__(self):\n"
+        "        super().__init__(Config(train_games=12, eval_games_per_split=12))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["check-env", "silent_house:Env", "--tasks", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED  the interface is complete   (instructions must be some text)" in printed
+    assert printed.endswith("11 passed, 1 failed\n")
 
 
 def test_a_missing_subcommand_or_a_typo_is_answered(capsys: pytest.CaptureFixture[str]) -> None:

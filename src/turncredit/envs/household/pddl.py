@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
@@ -63,8 +63,14 @@ def parse(text: str) -> Expression:
     return stack[0][0]
 
 
-def typed(words: Iterable[Expression], where: str) -> list[tuple[str, str]]:
+def typed(words: Sequence[Expression], where: str) -> list[tuple[str, str]]:
     """`a b - t c - u` → [(a, t), (b, t), (c, u)]. Words without a type get `object`."""
+    names, dashes, kinds = words[0::3], set(words[1::3]), words[2::3]
+    plain = set(map(type, words)) == {str}
+    if (
+        plain and dashes == {"-"} and len(names) == len(kinds) and "-" not in names
+    ):  # name - kind, each
+        return list(zip(map(str, names), map(str, kinds), strict=True))
     pairs: list[tuple[str, str]] = []
     waiting: list[str] = []
     items = iter(words)
