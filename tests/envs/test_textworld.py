@@ -16,6 +16,8 @@ from random import Random
 import pytest
 
 from turncredit.core.errors import EnvError
+from turncredit.envs import alfworld
+from turncredit.envs.check import check_environment
 from turncredit.envs.household import files
 from turncredit.envs.household.domain import TASK_TYPES
 from turncredit.envs.household.generator import generate, to_file_json
@@ -83,6 +85,22 @@ def test_generated_games(tmp_path: Path, pool: Pool, own_rules: bool) -> None:
         paths.append(tmp_path / f"{seed}.tw-pddl")
         paths[-1].write_text(json.dumps(data))
     assert compared(pool, paths, steps=40).differences == []
+
+
+def test_conformance_of_the_environment_on_textworld(tmp_path: Path) -> None:
+    for seed in range(2):
+        made = generate(TASK_TYPES[seed], seed, split="train", size="small")
+        path = tmp_path / "train" / TASK_TYPES[seed] / f"trial_{seed}" / files.FILE_NAME
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(to_file_json(made)))
+    config = alfworld.Config(data_root=str(tmp_path), engine="textworld", textworld_workers=2)
+    one, two = alfworld.create(config), alfworld.create(config)
+    try:
+        results = asyncio.run(check_environment(one, twin=two))
+    finally:
+        one.close()
+        two.close()
+    assert [result for result in results if not result.passed] == []
 
 
 def test_a_killed_worker_is_named_at_once_and_replaced(official_games: Path, pool: Pool) -> None:

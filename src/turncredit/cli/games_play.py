@@ -6,7 +6,7 @@ import argparse
 import sys
 from random import Random
 
-from turncredit.core.errors import did_you_mean
+from turncredit.core.errors import DataError, did_you_mean
 from turncredit.envs.household import files
 from turncredit.envs.household.domain import BANNER, TASK_TYPES
 from turncredit.envs.household.engine import Game, Play
@@ -19,7 +19,7 @@ _GUIDE = 'Type commands; "?" lists what is possible now, "quit" ends.'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the subcommand."""
     parser.add_argument("--data-root", metavar="DIR", help="play an official game from here")
-    parser.add_argument("--task", metavar="ID", help="this official game (turncredit games list)")
+    parser.add_argument("--task", metavar="ID", help="this game: of games list, or household/…")
     parser.add_argument("--split", default="valid_seen", help="of the drawn game [valid_seen]")
     parser.add_argument("--seed", type=int, default=0, help="which game is drawn [0]")
     parser.add_argument("--size", choices=list(SIZES), default="small", help="of a generated game")
@@ -58,6 +58,8 @@ def _answer(play: Play, command: str) -> None:
 
 def _choose(args: argparse.Namespace) -> tuple[str, Game]:
     """The game: by id, or drawn by seed from official games (with a data root) or a new one."""
+    if args.task and args.task.startswith("household/"):
+        return args.task, _generated(args.task)
     if args.task:
         root = files.resolve_root(args.data_root)
         return args.task, files.read(files.path_of(root, args.task)).game
@@ -69,3 +71,16 @@ def _choose(args: argparse.Namespace) -> tuple[str, Game]:
     task_type = TASK_TYPES[args.seed % len(TASK_TYPES)]
     made = generate(task_type, args.seed, split=args.split, size=args.size)
     return made.id, Game.from_pddl(made.problem, made.task)
+
+
+def _generated(task_id: str) -> Game:
+    """A generated game of an evaluation, made again from its id."""
+    try:
+        _, size, split, name = task_id.split("/")
+        seed, _, task_type = name.partition("-")
+        made = generate(task_type, int(seed), split=split, size=size)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise DataError(
+            f'"{task_id}" names no game; an id reads household/SIZE/SPLIT/SEED-TASK_TYPE ({error})'
+        ) from error
+    return Game.from_pddl(made.problem, made.task)

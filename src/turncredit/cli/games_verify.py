@@ -82,7 +82,7 @@ async def _verify(subjects: Sequence[_Subject], steps: int, seed: int, workers: 
 def _subjects(args: argparse.Namespace, scratch: Path) -> list[_Subject]:
     source = args.source
     if source == "auto":
-        source = "official" if args.data_root else "both"
+        source = "official"
         try:
             files.resolve_root(args.data_root)
         except DataError as error:

@@ -7,6 +7,7 @@ that names it, and a fresh one takes its place. Workers end with this process.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -20,11 +21,12 @@ from typing import Any
 
 import turncredit
 from turncredit.core.errors import EnvError, MissingExtra
-from turncredit.envs.household.episode import Frame, shown_key
+from turncredit.envs.household.episode import Frame
 
 _START_SECONDS = 180.0  # the imports alone take seconds, more on a busy machine
 _WORKER_MODULE = "turncredit.envs.textworld_worker"
 _PACKAGE_PARENT = Path(turncredit.__file__).parents[1]
+_IDLE = ("look", "inventory", "help", "examine")
 _LOADS_PER_WORKER = 500  # TextWorld's reset leaks a little
 
 
@@ -62,6 +64,10 @@ class Worker:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
 
     async def ready(self) -> None:
         """Wait until it has imported TextWorld.
@@ -166,8 +172,14 @@ class Pool:
             EnvError: the worker does not start.
         """
         await self._turn().acquire()
-        if self._idle:
-            return self._idle.pop()
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive():
+                return worker
+            self._all.discard(worker)
+        if not self._finalizer.alive:
+            self._turn().release()
+            raise EnvError("the pool of TextWorld workers is closed; make a new environment")
         worker = Worker()
         self._all.add(worker)
         try:
@@ -213,29 +225,40 @@ class TextWorldPlayer:
         self._pool, self._path = pool, path
         self._worker: Worker | None = None
         self._sound = False  # no request is unanswered or failed: the worker may be reused
+        self._shown = Frame("", (), False, "")
 
     async def open(self) -> Frame:
         """Take a worker and load the game into it."""
         self._worker = await self._pool.acquire()
         self._worker.loads += 1
-        return await self._request({"load": str(self._path)})
+        return await self._request({"load": str(self._path)}, "")
 
     async def act(self, command: str) -> Frame:
         """Run one command."""
-        return await self._request({"step": command})
+        return await self._request({"step": command}, command.strip())
 
-    async def _request(self, message: Mapping[str, str]) -> Frame:
+    async def _request(self, message: Mapping[str, str], command: str) -> Frame:
         if self._worker is None:
             raise EnvError(f"{self._path}: the episode is not open")
         self._sound = False
         answer = await self._worker.request(message, self._pool.seconds)
         self._sound = True
-        admissible = tuple(answer["admissible"])
-        key = shown_key(answer["text"], admissible)
-        return Frame(answer["text"], admissible, answer["won"], key)
+        # TextWorld does not name its state. The commands that led there do, if not uniquely: equal
+        # keys mean equal states. Those that cannot change anything leave the key as it is.
+        key, idle = self._shown.key, command.partition(" ")[0] in _IDLE
+        if not key:
+            key = _digest(answer["text"])
+        elif command in self._shown.admissible and not idle:
+            key = _digest(f"{key} {command}")
+        self._shown = Frame(answer["text"], tuple(answer["admissible"]), answer["won"], key)
+        return self._shown
 
     async def close(self) -> None:
         """Give the worker back. Safe to call twice."""
         worker, self._worker = self._worker, None
         if worker is not None:
             self._pool.release(worker, reuse=self._sound)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

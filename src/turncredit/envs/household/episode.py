@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,9 +120,3 @@ def split_opening(text: str) -> tuple[str, str]:
     """The opening text → (what the room looks like, the task line)."""
     room, _, task = text.removeprefix(BANNER).rpartition(TASK_PREFIX)
     return room, task
-
-
-def shown_key(text: str, admissible: tuple[str, ...]) -> str:
-    """A state key for engines that do not show their state: of what they show. 32 hex digits."""
-    shown = "\n".join((text, *admissible))
-    return hashlib.blake2b(shown.encode(), digest_size=16).hexdigest()

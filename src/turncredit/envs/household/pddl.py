@@ -66,10 +66,8 @@ def parse(text: str) -> Expression:
 def typed(words: Sequence[Expression], where: str) -> list[tuple[str, str]]:
     """`a b - t c - u` → [(a, t), (b, t), (c, u)]. Words without a type get `object`."""
     names, dashes, kinds = words[0::3], set(words[1::3]), words[2::3]
-    plain = set(map(type, words)) == {str}
-    if (
-        plain and dashes == {"-"} and len(names) == len(kinds) and "-" not in names
-    ):  # name - kind, each
+    regular = len(names) == len(kinds) and dashes == {"-"} and "-" not in names
+    if regular and set(map(type, words)) == {str}:  # `name - kind`, each: the usual form
         return list(zip(map(str, names), map(str, kinds), strict=True))
     pairs: list[tuple[str, str]] = []
     waiting: list[str] = []
