@@ -68,8 +68,8 @@ class MismatchReport:
                 )
             if largest > WARN:
                 warnings.append(
-                    f"{names} log-probs differ by up to {largest:.3f} nats (mean {mean:.4f}), as in "
-                    "bfloat16: student log-probs are best rescored (--student-logprobs rescored)"
+                    f"{names} log-probs differ by up to {largest:.3f} nats (mean {mean:.4f}), as "
+                    "in bfloat16: student log-probs are best rescored (--student-logprobs rescored)"
                 )
         return warnings
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+_DENSE = 3  # rows of a stretch per wanted row up to which it is read in place
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -84,19 +86,27 @@ class Window:
         rows: B distinct arena rows.
         positions: (B, T), where each new token of each row goes.
         length: L, positions shown to attention.
+
+    Attributes:
+        rows: rows that `update` returns.
+        places: where the B rows are among them; None: they are the same.
     """
 
     def __init__(self, arena: Arena, rows: list[int], positions: torch.Tensor, length: int) -> None:
         self._arena, self._positions, self._length = arena, positions, length
         self._index = torch.tensor(rows, device=arena.shape.device)
         low, high = min(rows), max(rows) + 1
-        # Consecutive rows are read in place; others are gathered, which copies them.
-        self._span = slice(low, high) if rows == list(range(low, high)) else None
+        # A dense stretch is read in place, rows nobody asked for included; scattered rows are
+        # gathered, which reads and writes them once more.
+        dense = high - low <= _DENSE * len(rows)
+        self._span = slice(low, high) if dense else None
+        self.places = self._index - low if dense and high - low > len(rows) else None
+        self.rows = high - low if dense else len(rows)
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store (B, H, T, d) keys and values; return (B, H, L, d) views or copies."""
+        """Store (B, H, T, d) keys and values; return (`rows`, H, L, d) views or copies."""
         keys, values = self._arena.layer(layer_idx)
         return self._put_and_read(keys, key), self._put_and_read(values, value)
 

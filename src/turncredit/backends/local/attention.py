@@ -6,6 +6,9 @@ token, so none looks at it). With a mask the keys are a cache and each row has i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +17,22 @@ from transformers import AttentionInterface
 
 NAME = "turncredit"
 _CHANGES_THE_RESULT = ("softcap", "s_aux", "sliding_window", "position_bias", "sinks")
+
+_places: ContextVar[torch.Tensor | None] = ContextVar("places", default=None)
+
+
+@contextmanager
+def rows_among(places: torch.Tensor | None) -> Iterator[None]:
+    """Within: the keys and masks have more rows than the queries; query b belongs to places[b].
+
+    Reading a stretch of the cache in place, with rows that nobody asks for, costs less than
+    copying the wanted rows out of it.
+    """
+    token = _places.set(places)
+    try:
+        yield
+    finally:
+        _places.reset(token)
 
 
 def attend(
@@ -32,7 +51,8 @@ def attend(
         query: (B, Hq, T, d). Head h reads key head h // (Hq / Hkv).
         key: (B, Hkv, L, d).
         value: (B, Hkv, L, d).
-        attention_mask: None (causal, L = T) or bool (B, 1, T, L), True where looking is allowed.
+        attention_mask: None (causal, L = T) or bool (B, 1, T, L), True where looking is allowed;
+            within `rows_among`, it and the keys have more rows than the queries.
         scaling: factor of the scores.
         extra: what the model family passes besides.
 
@@ -57,9 +77,14 @@ def attend(
         folded = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1:
             attention_mask = attention_mask.repeat(1, 1, groups, 1)
+        places = _places.get()
+        if places is not None:
+            wanted, folded = folded, folded.new_zeros(key.shape[0], *folded.shape[1:])
+            folded[places] = wanted
         out = scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
-        ).reshape(batch, heads, length, width)
+        )
+        out = (out if places is None else out[places]).reshape(batch, heads, length, width)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -74,6 +74,7 @@ class Decoder:
         """
         if not self._policy.cached:
             return rows
+        self.slots.keep_only(rows[0].owner if rows else "")
         admitted: list[Row] = []
         new: list[tuple[Row, bytes]] = []
         seen: set[bytes] = set()
@@ -142,7 +143,7 @@ class Decoder:
             hidden = self._policy.full([r.ids for r in rows])
             last = torch.tensor([len(r.ids) - 1 for r in rows], device=hidden.device)
             return hidden[torch.arange(len(rows), device=hidden.device), last]
-        self.slots.grow(max(len(r.ids) for r in rows) + 1)
+        self.slots.grow(max(len(r.prompt) + len(r.out) for r in rows) + 1)
         chunk = Chunk(
             ids=[r.ids[r.stored :] for r in rows],
             starts=[r.stored for r in rows],

@@ -22,6 +22,7 @@ from turncredit.core.types import Array
 _QUIET = 3  # turns of the event loop without a new request before a batch is closed
 _PATIENCE_S = 0.001  # per wait for callers whose environment runs elsewhere
 _STEPS = 4  # decoding steps between two looks at the queue
+_HOLD = 6  # looks after which even a few waiting rows are started
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +57,7 @@ class Engine:
     _waiting: list[Row] = field(default_factory=list)
     _active: list[Row] = field(default_factory=list)
     _jobs: dict[int, SampleJob] = field(default_factory=dict)
+    _held: int = 0
     _answered: int = 0
     _arrived: int = 0
     _pump: asyncio.Task[None] | None = None
@@ -134,9 +136,9 @@ class Engine:
 
     async def _decode_round(self) -> None:
         while rows := self._admit():
+            self._active.extend(rows)
             for batch in self.decoder.batches(rows):
                 self.decoder.advance(batch)
-                self._active.extend(batch)
                 await asyncio.sleep(0)
         for _ in range(_STEPS):
             if self._finish() or not self._active:
@@ -147,11 +149,15 @@ class Engine:
     def _admit(self) -> list[Row]:
         """Rows to start now. A prefill delays running rows, so it waits until it is worth it."""
         room = self.max_batch - len(self._active)
-        if not self._waiting or (self._active and len(self._waiting) < len(self._active)):
+        self._held += 1
+        if not self._waiting:
+            return []
+        if len(self._waiting) < len(self._active) and self._held < _HOLD:
             return []
         owner = (self._active or self._waiting)[0].owner
         if self._active and any(row.owner != owner for row in self._waiting):
             return []  # another snapshot waits for its turn
+        self._held = 0
         rows = [row for row in self._waiting if row.owner == owner][:room]
         admitted = self.decoder.admit(rows)
         self._waiting = [row for row in self._waiting if row not in admitted]

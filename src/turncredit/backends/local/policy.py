@@ -117,13 +117,17 @@ class Policy:
         mask = torch.arange(shown, device=self.device) <= positions[..., None]
         # Pads beyond the arena all go to its last position, which is free by construction.
         window = Window(arena, chunk.rows, positions.clamp(max=arena.positions - 1), shown)
-        hidden = self._body(
-            input_ids=ids,
-            attention_mask=mask[:, None],
-            position_ids=positions,
-            use_cache=True,
-            **{self._cache_name: window},
-        ).last_hidden_state
+        if window.places is not None:
+            wanted, mask = mask, mask.new_ones(window.rows, *mask.shape[1:])
+            mask[window.places] = wanted
+        with attention.rows_among(window.places):
+            hidden = self._body(
+                input_ids=ids,
+                attention_mask=mask[:, None],
+                position_ids=positions,
+                use_cache=True,
+                **{self._cache_name: window},
+            ).last_hidden_state
         return hidden[torch.arange(len(count), device=self.device), count - 1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -163,17 +167,18 @@ class Policy:
 
     def _agrees(self, rows: list[list[int]], want: torch.Tensor, tolerance: float) -> bool:
         arena = Arena(self.cache_shape())
-        arena.reserve(3, 16)
+        arena.reserve(10, 16)
         try:
             full = self.logits(self.full(rows)[0])
             self.step(Chunk([rows[0][:5], rows[1][:8]], [0, 0], [2, 0]), arena)
             last = self.step(Chunk([rows[0][5:], rows[1][8:]], [5, 8], [2, 0]), arena)
+            # The same rows again, far apart: gathered instead of read in place.
+            arena.copy(0, 9, 8)
+            apart = self.step(Chunk([rows[0][5:], rows[1][8:]], [5, 8], [2, 9]), arena)[:1]
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
-        cached = self.logits(last)[0]
-        return torch.allclose(full, want, atol=tolerance) and torch.allclose(
-            cached, want[-1], atol=tolerance
-        )
+        found = [full[-1], *self.logits(last)[:1], *self.logits(apart)]
+        return all(torch.allclose(x, want[-1], atol=tolerance) for x in found)
 
 
 def _attends_fully(config: Any) -> bool:

@@ -105,6 +105,16 @@ class Slots:
             if slot.owner == owner and not slot.busy:
                 slot.owner, slot.ids, slot.used = "", b"", 0
 
+    def keep_only(self, owner: str) -> None:
+        """Free the idle rows of all other snapshots.
+
+        What is cached is then a function of the present snapshot's history alone, so a resumed
+        run forms the same batches in the same rows.
+        """
+        for slot in self._slots:
+            if slot.owner != owner and slot.ids and not slot.busy:
+                self.forget(slot.owner)
+
     def _limit(self, positions: int) -> int:
         """Rows of `positions` tokens (or of the present length, if more) the budget holds."""
         width = max(_rounded(positions), self._arena.positions)

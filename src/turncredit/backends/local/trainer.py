@@ -41,10 +41,9 @@ class Tally:
             self.kl += float((ratio_N - 1 - ratio_N.log()).sum())
 
     def metrics(self) -> dict[str, float]:
-        """Means per action token; `loss_sum` is what was differentiated."""
+        """Means per action token, but for `loss`, the sum that was differentiated."""
         n = max(1, self.tokens)
         return {
-            "loss_sum": self.loss,
             "loss": self.loss,
             "ratio_mean": self.ratio / n,
             "ratio_max": self.ratio_max,

@@ -1,0 +1,203 @@
+"""Sampling and scoring: equal log-probs on every path, ids that do not depend on the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import tiny_models
+import torch
+
+from turncredit.backends.local import Config, create
+from turncredit.backends.local.backend import LocalBackend
+from turncredit.backends.local.noise import Draw, choose, gumbel
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.protocols import SamplingParams
+
+PROMPT = list(range(5, 45))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_models.write_model(tmp_path_factory.mktemp("models") / "llama")
+
+
+def backend(folder: str, **settings: Any) -> LocalBackend:
+    return create(Config(base_model=folder, lora_rank=0, threads=1, **settings))
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+async def trajectory(client: Any, member: int, turns: int = 4) -> tuple[list[int], list[float]]:
+    """Turns after ever longer prompts; returns ids, and the sampled log-probs by place."""
+    ids, said = [*PROMPT[: 20 + member], 7], [float("nan")] * (21 + member)
+    for k in range(turns):
+        params = SamplingParams(max_tokens=3 + (member + k) % 4, seed=100 * member + k)
+        (sample,) = (await client.sample(ids, params=params)).samples
+        observation = [9 + (member + 3 * k + i) % 200 for i in range(4 + member % 3)]
+        ids = [*ids, *sample.tokens, *observation]
+        said += [*sample.logprobs, *[float("nan")] * len(observation)]
+    return ids, said
+
+
+def test_cached_turns_equal_a_fresh_pass(folder: str) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        assert client._engine.policy.cached
+        played = await asyncio.gather(*(trajectory(client, m) for m in range(6)))
+        for ids, said in played:
+            scores = (await client.compute_logprobs(ids)).logprobs
+            sampled = np.isfinite(said)
+            assert sampled.sum() >= 12
+            np.testing.assert_allclose(np.array(said)[sampled], scores[sampled], atol=1e-4)
+
+    run(work())
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_batch": 3}, {"batch_tokens": 64}])
+def test_ids_do_not_depend_on_the_batch(folder: str, settings: dict[str, int]) -> None:
+    async def play(size: int) -> list[list[int]]:
+        client = await backend(folder, **settings).create_sampling_client()
+        out: list[list[int]] = []
+        for first in range(0, 16, size):
+            members = range(first, first + size)
+            done = await asyncio.gather(*(trajectory(client, m) for m in members))
+            out += [ids for ids, _ in done]
+        return out
+
+    alone = run(play(1))
+    assert run(play(4)) == alone
+    assert run(play(16)) == alone
+
+
+def test_a_small_cache_changes_nothing_but_time(folder: str) -> None:
+    async def play(gib: float) -> list[list[int]]:
+        client = await backend(folder, cache_gib=gib).create_sampling_client()
+        return [ids for ids, _ in await asyncio.gather(*(trajectory(client, m) for m in range(8)))]
+
+    one_row = 256 * 2 * 2 * 2 * 8 * 4 / 2**30  # positions x (k, v) x layers x heads x width x bytes
+    assert run(play(2.5 * one_row)) == run(play(1.0))
+
+
+def test_a_turn_computes_only_what_is_new(folder: str) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        params = SamplingParams(max_tokens=5, seed=1)
+        first = await client.sample(PROMPT, params=params, num_samples=4)
+        assert first.usage.prefill == len(PROMPT) + 3  # the others copy it, but for one token
+        longer = [*PROMPT, *first.samples[2].tokens, 6, 7, 8]
+        second = await client.sample(longer, params=params)
+        assert second.usage.prefill == 4  # the last sampled token and three new ones
+        other = await backend(folder).create_sampling_client()
+        again = await other.sample(longer, params=params)
+        assert again.samples[0].tokens == second.samples[0].tokens
+
+    run(work())
+
+
+def test_stop_ids_length_and_temperature(folder: str) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        free = await client.sample(PROMPT, params=SamplingParams(max_tokens=9, temperature=0.01))
+        tokens = free.samples[0].tokens
+        assert free.samples[0].stop_reason == "length"
+        stop = SamplingParams(max_tokens=9, temperature=0.01, stop_ids=(tokens[2],))
+        (ended,) = (await client.sample(PROMPT, params=stop)).samples
+        assert ended.stop_reason == "stop"
+        assert ended.tokens == tokens[: tokens.index(tokens[2]) + 1]
+
+    run(work())
+
+
+def test_last_n_and_alignment(folder: str) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        whole = (await client.compute_logprobs(PROMPT)).logprobs
+        tail = (await client.compute_logprobs(PROMPT, last_n=4)).logprobs
+        assert len(whole) == len(tail) == len(PROMPT)
+        assert np.isnan(whole[0])
+        assert np.isfinite(whole[1:]).all()
+        assert np.isnan(tail[:-4]).all()
+        np.testing.assert_array_equal(tail[-4:], whole[-4:])
+        with pytest.raises(ConfigError, match="vocabulary"):
+            await client.compute_logprobs([10**6])
+        await client.close()
+        with pytest.raises(BackendError, match="closed"):
+            await client.compute_logprobs(PROMPT)
+
+    run(work())
+
+
+def test_a_cancelled_call_frees_its_place(folder: str) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        long = asyncio.create_task(client.sample(PROMPT, params=SamplingParams(max_tokens=400)))
+        await asyncio.sleep(0.05)
+        long.cancel()
+        result = await client.sample(PROMPT, params=SamplingParams(max_tokens=2))
+        assert len(result.samples[0].tokens) == 2
+        assert not client._engine._active
+        assert not client._engine._jobs
+
+    run(work())
+
+
+def test_families_without_our_cache_still_sample(tmp_path: Path) -> None:
+    """A sliding window is not ours to cache: every token is a full pass, and correct."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    words = tiny_models.tokenizer()
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        initializer_range=0.2,
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+
+    async def work() -> None:
+        client = await backend(str(tmp_path)).create_sampling_client()
+        assert not client._engine.policy.cached
+        ids, said = await trajectory(client, 1, turns=2)
+        scores = (await client.compute_logprobs(ids)).logprobs
+        sampled = np.isfinite(said)
+        np.testing.assert_allclose(np.array(said)[sampled], scores[sampled], atol=1e-4)
+
+    run(work())
+
+
+def test_gumbel_noise_is_standard_and_keyed() -> None:
+    cpu = torch.device("cpu")
+    noise = gumbel([1, 1, 2], [0, 1, 0], 50_000, cpu)
+    assert abs(float(noise.mean()) - 0.5772) < 0.01
+    assert abs(float(noise.var()) - np.pi**2 / 6) < 0.03
+    assert abs(float(torch.corrcoef(noise)[0, 1:].abs().max())) < 0.02
+    assert torch.equal(gumbel([2**70 + 5], [3], 10, cpu), gumbel([2**70 + 5], [3], 10, cpu))
+
+
+def test_choose_follows_the_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(4000, 1)
+    draw = Draw(list(range(4000)), [0] * 4000, [1.0] * 4000, [1.0] * 4000)
+    ids, _ = choose(logits, draw, tolerance=0.0)
+    share = torch.bincount(ids, minlength=4) / 4000
+    assert torch.allclose(share, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.03)
+    nucleus = Draw(draw.seeds, draw.positions, draw.temperature, [0.7] * 4000)
+    assert set(choose(logits, nucleus, tolerance=0.0)[0].tolist()) == {0, 1}
+    tie = Draw([1], [0], [0.0], [1.0])
+    assert choose(torch.tensor([[1.0, 1.0005]]), tie, tolerance=1e-3)[1].item()
+    assert not choose(torch.tensor([[1.0, 1.5]]), tie, tolerance=1e-3)[1].item()
