@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
+from turncredit.core.errors import DataError
 from turncredit.core.settings import setting
 from turncredit.core.types import Task
 from turncredit.envs.household import files
@@ -34,7 +35,7 @@ class Config:
 
 
 class AlfWorld:
-    """Environment over the official game files. Nothing is read before `tasks` or `episode`."""
+    """Environment over the official game files. No game is read before `tasks` or `episode`."""
 
     name = "alfworld"
     instructions = INSTRUCTIONS
@@ -42,35 +43,36 @@ class AlfWorld:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._root: Path | None = None
+        self._list = lru_cache(self._discover)
         self._read = lru_cache(maxsize=_CACHED_GAMES)(self._load)
-        self.tasks = lru_cache(self._tasks)
         self._pool: Pool | None = None
         if config.engine == "textworld":
             self._pool = Pool(config.textworld_workers, config.textworld_timeout)
+        try:  # all splits, or the one whose folder the data root is
+            self.splits = files.splits_in(self.root)
+        except DataError:  # said when games are wanted: `turncredit list` needs none
+            self.splits = files.SPLITS
 
-    @property
+    @cached_property
     def root(self) -> Path:
         """The folder that holds the splits.
 
         Raises:
             DataError: there is none.
         """
-        if self._root is None:
-            self._root = files.resolve_root(self.config.data_root)
-        return self._root
+        return files.resolve_root(self.config.data_root)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits there are: all of them, or the one whose folder the data root is."""
-        return files.splits_in(self.root)
-
-    def _tasks(self, split: str) -> Sequence[Task]:
+    def tasks(self, split: str) -> Sequence[Task]:
         """All games of a split, sorted by id. Payload: `goal` (task line), `walkthrough`.
+
+        Reads the folder once: a file that changes later is refused when it is played.
 
         Raises:
             DataError: no such split or no playable game, with what was left out and why.
         """
+        return self._list(split)
+
+    def _discover(self, split: str) -> Sequence[Task]:
         found = files.discover(self.root, split, self.config.task_types or TASK_TYPES)
         return tuple(
             Task(
@@ -106,5 +108,5 @@ class AlfWorld:
 
 
 def create(config: Config) -> AlfWorld:
-    """The environment. Looks at no file yet."""
+    """The environment. Reads no game yet."""
     return AlfWorld(config)
