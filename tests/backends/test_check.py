@@ -26,7 +26,7 @@ def test_tabular_passes(tmp_path: Path) -> None:
     assert failures(tabular.create(tabular.Config()), tmp_path) == []
 
 
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", [4, pytest.param(0, marks=pytest.mark.slow)])
 def test_local_passes(tmp_path: Path, rank: int) -> None:
     pytest.importorskip("torch")
     import tiny_models

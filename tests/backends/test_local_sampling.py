@@ -63,14 +63,14 @@ def test_cached_turns_equal_a_fresh_pass(folder: str) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_batch": 3}, {"batch_tokens": 64}])
+@pytest.mark.parametrize("settings", [{}, {"max_batch": 3, "batch_tokens": 64}])
 def test_ids_do_not_depend_on_the_batch(folder: str, settings: dict[str, int]) -> None:
     async def play(size: int) -> list[list[int]]:
         client = await backend(folder, **settings).create_sampling_client()
         out: list[list[int]] = []
         for first in range(0, 16, size):
             members = range(first, first + size)
-            done = await asyncio.gather(*(trajectory(client, m) for m in members))
+            done = await asyncio.gather(*(trajectory(client, m, turns=2) for m in members))
             out += [ids for ids, _ in done]
         return out
 
