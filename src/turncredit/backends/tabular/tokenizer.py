@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from turncredit.core.errors import DataError
@@ -35,6 +36,8 @@ class TableTokenizer:
         self._first_byte = len(items)
         self._word_ids = {word: i for i, word in enumerate(words, start=2)}
         self._pattern = _alternatives(words)
+        # Small worlds say the same few things over and over.
+        self._plain = lru_cache(maxsize=4096)(self._spell)
         self.start_id, self.end_id = 0, 1
         self.assistant_id = self._word_ids["assistant\n"]
         self.call_ids = tuple(self._word_ids[call] for call in calls)
@@ -46,7 +49,7 @@ class TableTokenizer:
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Ids of `text`. With `parse_special` False, special tokens in it stay plain text."""
         if not parse_special:
-            return self._plain(text)
+            return list(self._plain(text))
         ids: list[int] = []
         for part in re.split(f"({re.escape(START)}|{re.escape(END)})", text):
             special = {START: self.start_id, END: self.end_id}.get(part)
@@ -84,7 +87,7 @@ class TableTokenizer:
         parts += [_shown(message) for message in rest]
         return "".join(parts) + (f"{START}assistant\n" if add_generation_prompt else "")
 
-    def _plain(self, text: str) -> list[int]:
+    def _spell(self, text: str) -> tuple[int, ...]:
         ids: list[int] = []
         for part in self._pattern.split(text):
             if part in self._word_ids:
@@ -92,7 +95,7 @@ class TableTokenizer:
             else:
                 raw = part.encode("utf-8", errors="replace")
                 ids.extend(self._first_byte + byte for byte in raw)
-        return ids
+        return tuple(ids)
 
 
 def call_text(tool: str, arguments: Mapping[str, Any]) -> str:
