@@ -72,7 +72,7 @@ class Subject:
         return Datum(
             tokens=np.asarray(tokens),
             logprobs=logprobs,
-            advantages=mask * advantage,
+            advantages=np.where(mask, advantage, 0.0),
             mask=mask,
         )
 

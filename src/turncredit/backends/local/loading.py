@@ -69,7 +69,8 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
             "training all parameters in bfloat16 loses small updates: "
             "use --dtype float32, or a --lora-rank"
         )
-    return Policy(model.to(device=device, dtype=dtype), lora_rank=lora_rank)
+    module: Any = model
+    return Policy(module.to(device=device, dtype=dtype), lora_rank=lora_rank)
 
 
 def choose_device(name: str) -> torch.device:

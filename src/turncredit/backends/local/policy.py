@@ -157,7 +157,7 @@ class Policy:
             raise ConfigError(
                 f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
             )
-        original = self.model.config._attn_implementation
+        original = self.model.config._attn_implementation or "sdpa"
         if _attends_fully(self.model.config):
             self.model.set_attn_implementation(attention.NAME)
             if self._agrees(rows, want, tolerance):
