@@ -40,7 +40,7 @@ from turncredit.hints import skillbank
 from turncredit.loop.chat import NOTE_FORMAT, NOTE_INADMISSIBLE, Chat
 from turncredit.loop.toolcall import hermes
 
-MAX_TURNS = 25
+MAX_TURNS = 16
 POSITIONS = 4096
 OBSERVATION_WEIGHT = 0.1  # learning to expect the game's answers teaches what names look like
 GAMES_SEED = 1  # demos are other games than those the recipes train on (games_seed 0)
@@ -191,8 +191,17 @@ def clone(model: LlamaForCausalLM, demos: list[Demo], args: argparse.Namespace) 
         tokens += ids.numel()
         if (step + 1) % 100 == 0:
             rate = tokens / (time.perf_counter() - began)
-            on_actions = float((loss * action).sum() / action.sum())
+            on_actions = float((loss * action).sum().detach() / action.sum())
             print(f"step {step + 1}  action loss {on_actions:.4f}  {rate:.0f} tokens/s", flush=True)
+        if (step + 1) % 500 == 0:
+            save(model, args.out / f"step-{step + 1}")
+
+
+def save(model: LlamaForCausalLM, folder: Path) -> None:
+    """Half-precision weights in an ordinary folder; the network itself stays as it is."""
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.half().save_pretrained(folder)
 
 
 def pad(rows: list[list[int]] | list[list[bool]]) -> torch.Tensor:
@@ -225,14 +234,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demos", type=int, default=8000)
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--demos", type=int, default=12_000)
+    parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--vocab", type=int, default=1024)
-    parser.add_argument("--stray", type=float, default=0.25)
+    parser.add_argument("--stray", type=float, default=0.3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -264,7 +273,7 @@ def main() -> None:
         flush=True,
     )
     clone(model, demos, args)
-    model.half().save_pretrained(args.out)
+    save(model, args.out)
     tokenizer.save_pretrained(args.out)
 
 

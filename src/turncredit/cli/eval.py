@@ -23,6 +23,7 @@ from turncredit.report.table import evaluation, percent
 
 HELP = "evaluate a policy without hints on a fixed panel"
 COMPONENTS = ("env", "backend")
+RECIPE_SECTIONS = ("env", "backend", "rollout")
 # Where the games lie says nothing about which they are: the panel's hash does.
 _PLACES = ("data_root",)
 

@@ -271,8 +271,8 @@ class Trainer:
     async def _save(self, step: int, training: TrainingClient) -> None:
         with self._phase(step, "save"):
             name = self._folder.checkpoint_path(step).name
-            state = await training.save_state(f"{name}/state")
-            sampler = await training.save_weights_for_sampler(f"{name}/sampler")
+            state = await training.save_state(name)
+            sampler = await training.save_weights_for_sampler(name)
         record = {
             "state": self._folder.relative(state),
             "sampler": self._folder.relative(sampler),
