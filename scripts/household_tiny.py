@@ -113,7 +113,9 @@ def record(index: int, *, stray: float, hinted: bool) -> Script:
     return Script(task, opening, tuple(turns), hinted)
 
 
-def make_tokenizer(texts: Iterable[str], vocab: int, frame: tuple[str, str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    texts: Iterable[str], vocab: int, frame: tuple[str, str]
+) -> PreTrainedTokenizerFast:
     """Byte-level BPE, lossless on any text, with the frame of a tool call as two tokens."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
