@@ -71,7 +71,9 @@ def test_flags_are_unique_across_sections_and_components() -> None:
 
 def test_flags_win_over_the_recipe_and_another_component_drops_its_settings() -> None:
     recipe = config.read_recipe("household-agentopsd")
-    flags = config.place({"gamma": 0.5, "size": "full"}, {"env": "household", "method": "agentopsd"})
+    flags = config.place(
+        {"gamma": 0.5, "size": "full"}, {"env": "household", "method": "agentopsd"}
+    )
     run = config.build(config.merge(recipe, flags))
     assert run.method.config.gamma == 0.5
     assert run.env.config.size == "full"

@@ -253,7 +253,7 @@ class Credit:
     """What a method decides about one group.
 
     Attributes:
-        advantage: [trajectory][turn] -> (N,), the signed weight of every action token.
+        advantage: `[trajectory][turn]` -> (N,), the signed weight of every action token.
         distill: weights of a distillation term in the same layout, or None.
         figures: every intermediate per turn by name (evidence, belief, ...): name ->
             per trajectory one (K,) array. Written to the run folder and shown by reports.
