@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 SHORT = ["--max-steps", "1", "--tasks-per-update", "2", "--group-size", "2", "--max-turns", "3"]
 
 
-@pytest.mark.parametrize("recipe", ["household-agentopsd", "household-grpo", "toy-agentopsd"])
+@pytest.mark.parametrize(
+    "recipe", ["household-agentopsd", "household-grpo", "toy-agentopsd", "toy-grpo"]
+)
 def test_recipes_run_one_step(recipe: str, tmp_path: Path) -> None:
     flags = ["--runs-dir", str(tmp_path), "--run-name", "one", *SHORT]
     assert cli.main(["train", "--recipe", recipe, *flags]) == 0

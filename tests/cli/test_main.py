@@ -88,7 +88,7 @@ def test_every_recipe_builds(name: str) -> None:
 
 
 def test_controls_differ_from_their_method_in_nothing_else() -> None:
-    for env in ("household", "alfworld"):
+    for env in ("household", "alfworld", "toy"):
         method = config.read_recipe(f"{env}-agentopsd")
         control = config.read_recipe(f"{env}-grpo")
         for section in {*method, *control} - {"method", "hint"}:
