@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from turncredit.backends.selfcheck import example_prompt, measure
+from turncredit.core.checks import CheckResult
 from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import (
     AdamParams,
@@ -27,15 +28,6 @@ from turncredit.core.types import Array, Datum
 
 ADAM = AdamParams(learning_rate=1e-2)
 _CLOSE = 1e-3  # nats, for backends that promise exactness
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One check: its name, whether it held, and what was seen."""
-
-    name: str
-    passed: bool
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

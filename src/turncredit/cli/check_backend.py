@@ -7,39 +7,23 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from turncredit.backends.check import CheckResult, check_backend
-from turncredit.cli.main import Parser
+from turncredit.backends.check import check_backend
+from turncredit.cli import suite
 from turncredit.core import registry
-from turncredit.core.settings import add_flags, coerce
+from turncredit.core.checks import CheckResult
 
 HELP = "conformance suite of a backend"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument("backend", metavar="NAME", help="a name, or your own module:Backend")
-    parser.add_argument(
-        "settings",
-        metavar="--setting VALUE",
-        nargs=argparse.REMAINDER,
-        help="settings of the backend, as in train (NAME --help lists them)",
-    )
+    suite.add_component(parser, "backend")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; 1 when a check failed."""
-    component = registry.load("backend", args.backend)
-    parser = Parser(prog=f"turncredit check-backend {args.backend}", allow_abbrev=False)
-    add_flags(parser, component.config_type, f"backend {args.backend}")
-    given = vars(parser.parse_args(args.settings))
-    config = coerce(component.config_type, given, f"backend {args.backend}")
-    results = asyncio.run(_check(component, config))
-    for result in results:
-        detail = f"   ({result.detail})" if result.detail else ""
-        print(f"{'passed' if result.passed else 'FAILED'}  {result.name}{detail}")
-    failed = sum(not result.passed for result in results)
-    print(f"{len(results) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    component, config, _ = suite.chosen("backend", args.backend, args.settings)
+    return suite.report(asyncio.run(_check(component, config)))
 
 
 async def _check(component: registry.Component, config: object) -> list[CheckResult]:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from turncredit.core.checks import CheckResult
 from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import Environment, Tool
 from turncredit.core.types import Observation, Step, Task
@@ -20,15 +21,6 @@ from turncredit.envs.scripted import NONSENSE, Answer, follow, in_lockstep, obse
 
 _LISTED = 200  # tasks of a split whose ids and digests are compared
 _PATIENCE = 50
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One check: its name, whether it held, and what was seen."""
-
-    name: str
-    passed: bool
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
