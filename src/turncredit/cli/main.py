@@ -6,13 +6,13 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
 from turncredit import config
 from turncredit.core import registry
-from turncredit.core.errors import TurncreditError, did_you_mean
+from turncredit.core.errors import ConfigError, TurncreditError, did_you_mean
 from turncredit.core.settings import add_flags
 
 COMMANDS = {
@@ -66,11 +66,24 @@ def parser_for(name: str, argv: Sequence[str]) -> argparse.ArgumentParser:
         add_flags(parser, found.config_type, f"{kind} {chosen[kind]}")
     if sections := getattr(module, "RECIPE_SECTIONS", ()):
         parser.add_argument("--recipe", metavar="FILE", help="take settings from this recipe")
-        recipe = _recipe(argv)
-        for section in sections:
-            values = {k: v for k, v in recipe.get(section, {}).items() if k != "name"}
+        for values in _lent(_recipe(argv), sections, chosen):
             parser.set_defaults(**values)
     return parser
+
+
+def _lent(
+    recipe: config.Values, sections: Sequence[str], chosen: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """What a recipe lends, checked; a component chosen by flag takes no settings of another."""
+    config.check_keys(recipe)
+    for section in sections:
+        values = dict(recipe.get(section, {}))
+        name = values.pop("name", config.DEFAULT_NAMES.get(section))
+        if section in chosen:
+            if name != chosen[section]:
+                continue
+            config.component(section, chosen[section], values)
+        yield values
 
 
 def _recipe(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -90,8 +103,10 @@ def chosen_names(argv: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     recipe = _recipe(argv)
     names = {}
     for kind in kinds:
-        flag = getattr(given, kind)
-        names[kind] = flag or str(recipe.get(kind, {}).get("name", config.DEFAULT_NAMES[kind]))
+        name = getattr(given, kind) or recipe.get(kind, {}).get("name", config.DEFAULT_NAMES[kind])
+        if not isinstance(name, str):
+            raise ConfigError(f"[{kind}] name is {name!r}; give text (turncredit list {kind}s)")
+        names[kind] = name
     return names
 
 
@@ -131,6 +146,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except OSError as error:  # no room, no permission, a folder where a file should be
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"turncredit: {where}{error.strerror or error}. Mend that and run it again; what was "
+            "committed is on disk",
+            file=sys.stderr,
+        )
+        return 2
 
 
 if __name__ == "__main__":

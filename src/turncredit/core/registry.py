@@ -123,6 +123,12 @@ def load(kind: str, name: str) -> Component:
 def _import(what: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
+    except (TypeError, ValueError) as error:
+        if all(part.isidentifier() for part in module.split(".")):
+            raise
+        raise ConfigError(f"{what}: write your own as module:Name, like my_env:Env") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{what}: {error.filename}, line {error.lineno}: {error.msg}") from error
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in EXTRAS:

@@ -9,15 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
+from turncredit.config.checks import problems
+from turncredit.config.recipes import check_sections, read_recipe, recipe_dir, recipe_names
 from turncredit.core import registry
-from turncredit.core.errors import ConfigError, DataError, did_you_mean
+from turncredit.core.errors import ConfigError, did_you_mean
 from turncredit.core.settings import coerce, setting
+
+__all__ = [
+    "KINDS",
+    "SECTIONS",
+    "Chosen",
+    "Run",
+    "build",
+    "check_keys",
+    "check_sections",
+    "component",
+    "component_from_args",
+    "merge",
+    "place",
+    "read_recipe",
+    "recipe_dir",
+    "recipe_names",
+]
 
 Values = Mapping[str, Mapping[str, Any]]
 
@@ -128,7 +145,7 @@ class Run:
     log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
-        for problem in _problems(self):
+        for problem in problems(self):
             raise ConfigError(problem)
 
     @property
@@ -158,54 +175,6 @@ class Run:
         return replace(self, schedule=replace(self.schedule, max_steps=max_steps))
 
 
-def _problems(run: Run) -> Iterator[str]:
-    """Combinations that cannot work, each with its cure."""
-    schedule, rollout, optim = run.schedule, run.rollout, run.optim
-    for section, name in (
-        (schedule, "max_steps"),
-        (schedule, "tasks_per_update"),
-        (schedule, "save_every"),
-        (rollout, "max_turns"),
-        (rollout, "max_action_tokens"),
-        (run.teacher, "teacher_concurrency"),
-    ):
-        if getattr(section, name) < 1:
-            yield f"{name} is {getattr(section, name)}; use at least 1"
-    if schedule.group_size < 2:
-        yield (
-            f"group_size={schedule.group_size} gives every trajectory zero advantage "
-            f"under {run.method.name}; use at least 2"
-        )
-    if rollout.temperature != 1.0:
-        yield (
-            f"temperature={rollout.temperature} samples from another distribution than the one "
-            "trained and scored; training needs 1.0 (turncredit eval takes any)"
-        )
-    if rollout.top_p != 1.0:
-        yield (
-            f"top_p={rollout.top_p} cuts the distribution that log-probabilities describe, so "
-            "every ratio would be off by the kept mass; training needs 1.0"
-        )
-    if not 0 < optim.ppo_clip_low < 1 < optim.ppo_clip_high:
-        yield (
-            f"ppo_clip_low={optim.ppo_clip_low}, ppo_clip_high={optim.ppo_clip_high}: these are "
-            "bounds of the ratio, one below 1 and one above (the article: 0.8 and 1.24)"
-        )
-    if optim.learning_rate <= 0:
-        yield f"learning_rate={optim.learning_rate}; use a positive one"
-    if rollout.max_action_tokens >= rollout.max_trajectory_tokens:
-        yield (
-            f"max_action_tokens={rollout.max_action_tokens} leaves no room for a prompt in "
-            f"max_trajectory_tokens={rollout.max_trajectory_tokens}"
-        )
-    method = run.method.load("method").target
-    if method.NEEDS_TEACHER and run.hint.name == "none":
-        yield (
-            f"method {run.method.name} needs a teacher that sees a hint; "
-            "choose --hint skillbank (turncredit list hints), or --method grpo"
-        )
-
-
 # ── building from plain values ───────────────────────────────────────────────────────────────
 
 
@@ -216,20 +185,41 @@ def build(values: Values) -> Run:
         ConfigError: unknown section or key (with the nearest known), a value of another type,
             or a combination that cannot work.
     """
+    _known_sections(values)
+    chosen = {}
+    for kind in KINDS:
+        given = dict(values.get(kind, {}))
+        name = given.pop("name", DEFAULT_NAMES[kind])
+        if not isinstance(name, str):
+            raise ConfigError(f"[{kind}] name is {name!r}; give text (turncredit list {kind}s)")
+        chosen[kind] = component(kind, name, given)
+    parts = _sections(values)
+    return Run(**chosen, **parts)
+
+
+def check_keys(values: Values) -> None:
+    """Raise what `build` would about the fixed sections: for commands that use some of them.
+
+    Raises:
+        ConfigError: unknown section or key, or a value of another type.
+    """
+    _known_sections(values)
+    _sections(values)
+
+
+def _known_sections(values: Values) -> None:
     known = [*KINDS, *SECTIONS]
     for section in values:
         if section not in known:
             raise ConfigError(f'unknown section "{section}".{did_you_mean(section, known)}')
-    chosen = {}
-    for kind in KINDS:
-        given = dict(values.get(kind, {}))
-        name = str(given.pop("name", DEFAULT_NAMES[kind]))
-        chosen[kind] = component(kind, name, given)
-    parts = {
+
+
+def _sections(values: Values) -> dict[str, Any]:
+    """The fixed sections as their dataclasses, by name."""
+    return {
         section: coerce(cls, values.get(section, {}), f"[{section}]")
         for section, cls in SECTIONS.items()
     }
-    return Run(**chosen, **parts)
 
 
 def component(kind: str, name: str, values: Mapping[str, Any]) -> Chosen:
@@ -246,34 +236,6 @@ def component_from_args(kind: str, name: str, given: Mapping[str, Any]) -> Chose
     """Choose a component with those of its settings that are among `given` (parsed flags)."""
     known = {f.name for f in fields(registry.load(kind, name).config_type)}
     return component(kind, name, {key: v for key, v in given.items() if key in known})
-
-
-def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The nested values of a TOML recipe (a file, or the name of a shipped one).
-
-    Raises:
-        DataError: not there, or not TOML.
-    """
-    file = Path(path)
-    if not file.exists() and (named := recipe_dir() / f"{path}.toml").exists():
-        file = named
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        near = did_you_mean(str(path), recipe_names())
-        raise DataError(f"no recipe {str(path)!r}.{near} (turncredit list recipes)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"recipe {file}: not valid TOML ({error})") from error
-
-
-def recipe_dir() -> Path:
-    """Where the shipped recipes lie."""
-    return Path(__file__).parent / "data" / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """Names of the shipped recipes, sorted."""
-    return sorted(path.stem for path in recipe_dir().glob("*.toml"))
 
 
 def place(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
