@@ -78,6 +78,8 @@ def test_resume_from_any_save_point_is_exact(
     shutil.copytree(straight.path, path)
     lines = (path / "checkpoints.jsonl").read_text().splitlines(keepends=True)
     (path / "checkpoints.jsonl").write_text("".join(lines[:saved]))
+    for later in range(saved + 2, STEPS + 1):
+        shutil.rmtree(path / "checkpoints" / f"step-{later:06d}")
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "rew')
     folder, settings = reopen(path, {})

@@ -64,6 +64,8 @@ def parser_for(name: str, argv: Sequence[str]) -> argparse.ArgumentParser:
         )
         found = registry.load(kind, chosen[kind])
         add_flags(parser, found.config_type, f"{kind} {chosen[kind]}")
+    flags = {word.partition("=")[0] for word in argv}
+    parser.set_defaults(chosen_by_flag=tuple(kind for kind in kinds if f"--{kind}" in flags))
     if sections := getattr(module, "RECIPE_SECTIONS", ()):
         parser.add_argument("--recipe", metavar="FILE", help="take settings from this recipe")
         for values in _lent(_recipe(argv), sections, chosen):

@@ -12,13 +12,13 @@ from typing import Any
 from turncredit import config
 from turncredit.cli.progress import Terminal
 from turncredit.config import Run
-from turncredit.core.errors import ConfigError
+from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags
-from turncredit.loop.parts import open_parts
+from turncredit.loop.parts import Parts, open_parts
 from turncredit.loop.train import Listener, Trainer, describe
 from turncredit.record.environment import describe as describe_machine
 from turncredit.record.runlog import RunFolder
-from turncredit.record.trackers import About, open_trackers
+from turncredit.record.trackers import About, check_trackers, open_trackers
 
 HELP = "train a policy"
 COMPONENTS = config.KINDS
@@ -38,12 +38,16 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     if args.resume:
         folder, settings = reopen(Path(args.resume), given)
+        parts = open_parts(settings)
     else:
         names = {kind: given[kind] for kind in config.KINDS}
         recipe = config.read_recipe(args.recipe) if args.recipe else {}
         settings = config.build(config.merge(recipe, config.place(given, names)))
+        # What cannot work says so before a folder is made, or an old run replaced.
+        check_trackers(_mirrors(settings))
+        parts = open_parts(settings)
         folder = begin(settings, overwrite=args.overwrite)
-    train(settings, folder, Terminal(settings.schedule.max_steps))
+    train(settings, folder, Terminal(settings.schedule.max_steps), parts)
     print(f"run folder: {folder.path}")
     return 0
 
@@ -60,16 +64,26 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Run]:
     """The folder and settings of an existing run; only its length and mirrors may change.
 
     Raises:
-        ConfigError: another setting was given too, which the run cannot take on half-way.
+        ConfigError: another setting was given too, which the run cannot take on half-way, or it
+            has made more updates than wanted now.
+        DataError: its settings are not those it began with.
     """
     folder = RunFolder.open(path)
     saved = folder.config()
-    saved.pop("digest", None)
+    began = saved.pop("digest", None)
+    config.check_sections(saved, f"{path}/config.json")
+    if began != config.build(saved).digest():
+        raise DataError(
+            f"{path}/config.json is not what the run began with (its digest differs): it cannot "
+            "be continued exactly. Restore the file, or train under another name"
+        )
     free = {"max_steps", "save_every", *(f.name for f in fields(config.Log))}
     known = {f.name for cls in config.SECTIONS.values() for f in fields(cls)}
     for kind in config.KINDS:
         known |= set(saved[kind]) - {"name"}
-    if clash := sorted((known - free) & given.keys()):
+    extra = {key for key in ("recipe", "overwrite") if given.get(key)}
+    extra |= {*given.get("chosen_by_flag", ())}
+    if clash := sorted((known - free) & given.keys() | extra):
         raise ConfigError(
             f"--resume continues a run as it was; it cannot take --{clash[0].replace('_', '-')}. "
             "Only --max-steps, --save-every and mirrors may change"
@@ -79,16 +93,34 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Run]:
     for key, value in change.items():
         saved[homes[key]][key] = value
     settings = config.build(saved)
-    folder.write_config(describe(settings))
+    done = _done(folder)
+    if settings.schedule.max_steps < done:
+        raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
+    with folder.locked():
+        folder.write_config(describe(settings))
     return folder, settings
 
 
-def train(settings: Run, folder: RunFolder, listener: Listener) -> None:
+def _done(folder: RunFolder) -> int:
+    """Updates up to the newest checkpoint."""
+    found = folder.checkpoints()
+    for key in ("state", "sampler", "student_logprobs"):
+        if found and not isinstance(found[-1].get(key), str):
+            raise DataError(
+                f"the last line of {folder.path}/checkpoints.jsonl lacks {key}: the file is "
+                f"damaged. {folder.how_to_step_back()}"
+            )
+    return found[-1]["step"] if found else 0
+
+
+def _mirrors(settings: Run) -> list[str]:
+    swanlab = settings.log.swanlab_mode != "disabled"
+    return [*settings.log.trackers, *(["swanlab"] if swanlab else [])]
+
+
+def train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts | None = None) -> None:
     """Run the trainer over `folder` until its last update."""
-    parts = open_parts(settings)
-    names = list(settings.log.trackers)
-    if settings.log.swanlab_mode != "disabled":
-        names.append("swanlab")
+    parts = parts or open_parts(settings)
     about = About(
         project=settings.log.swanlab_project,
         run_name=settings.name,
@@ -96,7 +128,7 @@ def train(settings: Run, folder: RunFolder, listener: Listener) -> None:
         mode=settings.log.swanlab_mode if settings.log.swanlab_mode != "disabled" else "offline",
         folder=folder.path,
     )
-    tracker = open_trackers(names, about)
+    tracker = open_trackers(_mirrors(settings), about)
 
     async def go() -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 from turncredit.config import Run
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Backend, Environment, Hint
+from turncredit.loop.order import TaskOrder
 
 LOSS = "ppo"
 
@@ -39,6 +40,9 @@ def open_parts(run: Run) -> Parts:
             f"environment {run.env.name} has no split {run.schedule.train_split!r}; "
             f"it has {', '.join(environment.splits)}"
         )
+    # Refuses more tasks an update than there are.
+    tasks = environment.tasks(run.schedule.train_split)
+    TaskOrder(tasks, seed=run.schedule.seed, per_step=run.schedule.tasks_per_update)
     return Parts(
         environment=environment,
         backend=backend,

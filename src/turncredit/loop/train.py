@@ -94,6 +94,8 @@ class Trainer:
         """
         done, training = await self._begin()
         schedule = self._run.schedule
+        if done >= schedule.max_steps:
+            self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
         for step in range(done + 1, schedule.max_steps + 1):
             await self._step(step, training)
             if step % schedule.save_every == 0 or step == schedule.max_steps:
@@ -107,15 +109,16 @@ class Trainer:
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
         self._ledger = Ledger.resume(self._folder.ledger())
-        training = await self._parts.backend.create_training_client(
-            seed=self._run.schedule.seed,
-            save_dir=str(self._folder.checkpoint_dir),
-            from_state=self._folder.resolve(last["state"]) if last else None,
-        )
+        try:
+            training = await self._parts.backend.create_training_client(
+                seed=self._run.schedule.seed,
+                save_dir=str(self._folder.checkpoint_dir),
+                from_state=self._folder.resolve(last["state"]) if last else None,
+            )
+        except DataError as error:
+            raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
         if last is None:
             await self._check_logprobs(training)
-        elif "student_logprobs" not in last:
-            raise DataError(f"{self._folder.path}: checkpoint {done} lacks student_logprobs")
         else:
             self._rescored = last["student_logprobs"] == "rescored"
         return done, training

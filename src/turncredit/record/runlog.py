@@ -19,12 +19,8 @@ from typing import Any
 
 from turncredit.core.errors import AlignmentError, ConfigError, DataError
 from turncredit.core.types import Credit, Group
-from turncredit.record import atomic
+from turncredit.record import atomic, layout
 from turncredit.record.rows import Recorded, group_to_rows, rows_to_groups
-
-_LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
-_OURS = ("config.json", "environment.json", *_LINES, "trajectories", "checkpoints")
-_OURS_LATER = ("audit.json", "report.html", "mirrors")
 
 
 class RunFolder:
@@ -52,8 +48,7 @@ class RunFolder:
                 f"{path} exists already. Choose another run name, continue it with --resume, "
                 "or replace it with --overwrite."
             )
-        known = {*_OURS, *_OURS_LATER, "run.lock"}
-        if foreign := [name for name in found if name not in known]:
+        if foreign := sorted(layout.foreign(folder.path)):
             raise ConfigError(
                 f"{path} holds {', '.join(foreign[:3])}, which no run wrote: not replaced. "
                 "Choose another run name."
@@ -62,7 +57,7 @@ class RunFolder:
         with folder.locked():  # a live run is never removed
             for name in found:
                 target = folder.path / name
-                if target.is_dir():
+                if target.is_dir() and not target.is_symlink():
                     shutil.rmtree(target)
                 elif name != "run.lock":
                     target.unlink()
@@ -110,11 +105,16 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.path / name).read_bytes())
+            value = json.loads((self.path / name).read_bytes())
         except FileNotFoundError as error:
             raise DataError(f"{self.path} has no {name}") from error
         except ValueError as error:
-            raise DataError(f"{self.path / name} is not JSON: {error}") from error
+            raise DataError(
+                f"{self.path / name} is not JSON ({error}): the file is damaged. Restore it"
+            ) from error
+        if not isinstance(value, dict):
+            raise DataError(f"{self.path / name} holds no settings: restore it")
+        return value
 
     # ── lines ────────────────────────────────────────────────────────────────────────────────
 
@@ -147,6 +147,14 @@ class RunFolder:
         """All announced checkpoints, in order, each with its `step`."""
         return self._read_lines("checkpoints.jsonl")
 
+    def how_to_step_back(self) -> str:
+        """What to do when the newest checkpoint cannot be read."""
+        steps = [row["step"] for row in self.checkpoints()]
+        file = self.path / "checkpoints.jsonl"
+        if len(steps) < 2:
+            return f"There is no earlier checkpoint: empty {file} to begin again from update 1"
+        return f"Delete the last line of {file} and the folder it names to go on from {steps[-2]}"
+
     @property
     def checkpoint_dir(self) -> Path:
         """The folder all checkpoints lie in."""
@@ -173,7 +181,7 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return []
-        rows = atomic.read_lines(path).records
+        rows = layout.records(path, atomic.read_lines(path))
         return [{key: atomic.number(value) for key, value in row.items()} for row in rows]
 
     # ── trajectories ─────────────────────────────────────────────────────────────────────────
@@ -224,8 +232,7 @@ class RunFolder:
 
     def trajectory_steps(self) -> list[int]:
         """The steps whose trajectories are on disk, ascending."""
-        files = (self.path / "trajectories").glob("*.jsonl.gz")
-        return sorted(int(file.name.partition(".")[0]) for file in files)
+        return layout.trajectory_steps(self.path)
 
     def _trajectory_path(self, step: int) -> Path:
         return self.path / "trajectories" / f"{step:06d}.jsonl.gz"
@@ -240,28 +247,41 @@ class RunFolder:
 
         Raises:
             ConfigError: announced checkpoints lie after `step` and may not be discarded.
+            DataError: several checkpoints are not announced, which no interruption leaves.
         """
+        self._check_announced()
         later = [row["step"] for row in self.checkpoints() if row["step"] > step]
         if later and not discard_checkpoints:
             raise ConfigError(
                 f"resuming {self.path} after step {step} would discard the checkpoints of steps "
                 f"{later}. Resume from step {later[-1]}, or pass --overwrite."
             )
-        for name in _LINES:
+        for name in layout.LINES:
             self._truncate_lines(self.path / name, step)
         for found in self.trajectory_steps():
             if found > step:
                 self._trajectory_path(found).unlink()
         announced = {self.checkpoint_path(row["step"]) for row in self.checkpoints()}
-        for folder in (self.path / "checkpoints").glob("*"):
-            if folder.is_dir() and folder not in announced:
+        for folder in layout.checkpoint_folders(self.path):
+            if folder not in announced:
                 shutil.rmtree(folder)
+        layout.remove_leftovers(self.path)
+
+    def _check_announced(self) -> None:
+        """An interrupted save leaves one checkpoint unannounced; more, and the list was lost."""
+        announced = {self.checkpoint_path(row["step"]) for row in self.checkpoints()}
+        lost = [p.name for p in layout.checkpoint_folders(self.path) if p not in announced]
+        if len(lost) > 1:
+            raise DataError(
+                f"{self.path / 'checkpoints.jsonl'} does not name {', '.join(lost[:3])}, and "
+                "resuming would remove them: the file is damaged. Restore it, or move them away"
+            )
 
     @staticmethod
     def _truncate_lines(path: Path, step: int) -> None:
         if not path.exists():
             return
-        rows = atomic.repair(path).records
+        rows = layout.records(path, atomic.repair(path))
         kept = [row for row in rows if row["step"] <= step]
         if len(kept) < len(rows):
             atomic.write_bytes(path, b"".join(atomic.dump_line(row) for row in kept))

@@ -78,16 +78,9 @@ def open_trackers(names: Sequence[str], about: About) -> Mirrors:
         ConfigError: an unknown name.
         MissingExtra: its package is not installed.
     """
-    for name in names:
-        if name not in OPENERS:
-            raise ConfigError(
-                f'no tracker "{name}".{did_you_mean(name, OPENERS)} (known: {", ".join(OPENERS)})'
-            )
-    if about.mode == "disabled":
-        return Mirrors({})
+    modules = check_trackers(names if about.mode != "disabled" else ())
     opened: dict[str, Tracker] = {}
-    for name in names:
-        module = require(MODULES[name], f'tracker "{name}"', name)
+    for name, module in modules.items():
         # Signing in or reaching the service may fail in any way.
         try:
             opened[name] = OPENERS[name](module, about)
@@ -98,6 +91,21 @@ def open_trackers(names: Sequence[str], about: About) -> Mirrors:
                 stacklevel=2,
             )
     return Mirrors(opened)
+
+
+def check_trackers(names: Sequence[str]) -> dict[str, Any]:
+    """The imported module of each mirror: asked for before anything is spent.
+
+    Raises:
+        ConfigError: unknown name.
+        MissingExtra: its package is not installed.
+    """
+    for name in names:
+        if name not in OPENERS:
+            raise ConfigError(
+                f'no tracker "{name}".{did_you_mean(name, OPENERS)} (known: {", ".join(OPENERS)})'
+            )
+    return {name: require(MODULES[name], f'tracker "{name}"', name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Which names a run folder holds: what is a run's own, what is left over, what is foreign."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turncredit.core.errors import DataError
+from turncredit.record.atomic import Lines
+
+LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
+_OURS = ("config.json", "environment.json", *LINES, "trajectories", "checkpoints")
+_OURS_LATER = ("audit.json", "report.html", "mirrors", "run.lock")
+_CHECKPOINT = re.compile(r"step-\d{6,}")
+_TRAJECTORIES = re.compile(r"\d{6,}\.jsonl\.gz")
+_TEMPORARY = re.compile(r"\..*\.tmp")
+
+
+def foreign(run: Path) -> Iterator[str]:
+    """What lies in the folder and no run wrote, as paths below it."""
+    for place in run.glob("*"):
+        if place.name not in (*_OURS, *_OURS_LATER) and not _TEMPORARY.fullmatch(place.name):
+            yield place.name
+    for folder, ours in (("trajectories", _TRAJECTORIES), ("checkpoints", _CHECKPOINT)):
+        for place in (run / folder).glob("*"):
+            if not ours.fullmatch(place.name) and not _TEMPORARY.fullmatch(place.name):
+                yield f"{folder}/{place.name}"
+
+
+def trajectory_steps(run: Path) -> list[int]:
+    """The steps whose trajectories are there, ascending."""
+    names = [file.name for file in (run / "trajectories").glob("*")]
+    return sorted(int(n.partition(".")[0]) for n in names if _TRAJECTORIES.fullmatch(n))
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """The folders of all checkpoints, announced or not, ascending."""
+    places = sorted((run / "checkpoints").glob("*"))
+    return [p for p in places if p.is_dir() and _CHECKPOINT.fullmatch(p.name)]
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove the half-written files of an interrupted run."""
+    for place in (run, run / "trajectories"):
+        for file in place.glob(".*"):
+            if file.is_file() and _TEMPORARY.fullmatch(file.name):
+                file.unlink()
+
+
+def records(path: Path, lines: Lines) -> tuple[dict[str, Any], ...]:
+    """The lines of a file of a run, each of which names its step.
+
+    Raises:
+        DataError: one does not; names it.
+    """
+    for number, row in enumerate(lines.records, start=1):
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise DataError(
+                f"{path}, line {number} is no record of a step: the file is damaged. Restore it, "
+                "or remove that line"
+            )
+    return lines.records
