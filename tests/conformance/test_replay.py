@@ -84,6 +84,15 @@ def test_a_malformed_vector_fails_with_the_reason(tmp_path, capsys):
     assert "KeyError: 'rewards'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("tolerance", [5, {"rtol": "x"}, {"atol": None}])
+def test_a_malformed_tolerance_fails_and_is_named(tolerance, tmp_path):
+    vector = {"method": "grpo", "case": "c", "inputs": {}, "outputs": {}, "tolerance": tolerance}
+    (tmp_path / "a.json").write_text(json.dumps(vector))
+    report = replay(tmp_path)
+    assert report.failed == 1
+    assert "give rtol and atol" in report.failures[0]
+
+
 def test_nothing_to_replay_is_an_error(tmp_path, capsys):
     assert module_main([str(tmp_path)]) == 2
     assert module_main([str(tmp_path / "missing")]) == 2

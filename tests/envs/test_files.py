@@ -163,3 +163,5 @@ def test_where_the_root_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         files.resolve_root(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no game"):
         files.path_of(files.resolve_root(), "train/../train/look_at_obj_in_light-Mug/trial_0")
+    with pytest.raises(DataError, match="no game"):
+        files.path_of(files.resolve_root(), __file__)  # no id reaches outside the root

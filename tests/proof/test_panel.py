@@ -79,3 +79,8 @@ def test_the_manifest_says_what_was_played() -> None:
     assert found["count"] == 1
     assert found["tasks"][0]["id"] == "valid_seen/door-003"
     assert set(found["tasks"][0]) == {"id", "split", "task_type", "digest"}
+
+
+def test_a_task_described_by_no_text_is_refused() -> None:
+    with pytest.raises(DataError, match="task_type is None"):
+        panel([replace(task(0), task_type=None)])  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from turncredit.loop.rollout import Limits
 from turncredit.proof.evaluate import Options, evaluate
 from turncredit.proof.panel import Panel, choose
 from turncredit.proof.policies import SCRIPTED, ModelPlayer, ScriptedPlayer
-from turncredit.record.trackers import About, open_trackers
+from turncredit.record.trackers import About, check_trackers, open_trackers
 from turncredit.report.table import evaluation, percent
 
 HELP = "evaluate a policy without hints on a fixed panel"
@@ -63,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print the table. Status 1 when an environment broke in some game."""
+    if args.swanlab_mode != "disabled":
+        check_trackers(["swanlab"])  # not after hours of play
     chosen = component_from_args("env", args.env, vars(args))
     environment: Environment = chosen.load("env").create(chosen.config)
     panel = choose(environment, args.split, args.limit_per_split)

@@ -50,12 +50,16 @@ def load(path: Path) -> Vector | None:
         return None
     tolerance = raw.get("tolerance", {})
     floor = _FLOAT64_TOLERANCE if raw.get("dtype") == "float64" else 0.0
+    try:
+        given = [float(tolerance.get(name, 0.0)) for name in ("rtol", "atol")]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: its tolerance is {tolerance!r}; give rtol and atol") from error
     return Vector(
         path=path,
         method=str(raw["method"]),
         case=str(raw["case"]),
-        rtol=max(float(tolerance.get("rtol", 0.0)), floor),
-        atol=max(float(tolerance.get("atol", 0.0)), floor),
+        rtol=max(given[0], floor),
+        atol=max(given[1], floor),
         inputs=raw["inputs"],
         outputs=raw["outputs"],
     )

@@ -7,6 +7,7 @@ answering in time, becomes an `env_error` member; errors of the policy's side pr
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,6 +59,12 @@ class Limits:
         for name in ("max_turns", "max_trajectory_tokens", "max_action_tokens", "max_concurrency"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}; use 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; use a mass above 0, at most 1 (all)")
+        if not self.step_timeout > 0:
+            raise ConfigError(f"step_timeout is {self.step_timeout}; use a positive number")
         if self.max_action_tokens >= self.max_trajectory_tokens:
             raise ConfigError(
                 f"max_action_tokens ({self.max_action_tokens}) must be smaller than "

@@ -99,11 +99,16 @@ def compare_files(
     """Read evaluations and compare them; the first is the one others are measured against.
 
     Raises:
-        ConfigError: fewer than two files, or another number of labels.
+        ConfigError: fewer than two files, one twice, a negative seed, or another number of labels.
         DataError: a file is unfinished or damaged, or they are not on one panel.
     """
     if len(paths) < 2:
         raise ConfigError("compare needs at least two evaluation files")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; use 0 or more")
+    places = [Path(path).resolve() for path in paths]
+    if twice := [path for path in paths if places.count(Path(path).resolve()) > 1]:
+        raise ConfigError(f"{twice[0]} is named twice; name each evaluation once")
     if labels is not None and len(labels) != len(paths):
         raise ConfigError(f"{len(labels)} labels for {len(paths)} files; give one for each")
     names = list(labels) if labels else _distinct_labels([Path(path) for path in paths])
@@ -134,7 +139,9 @@ def compare(arms: Sequence[Results], *, seed: int = 0) -> Comparison:
     """
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
-        raise ConfigError(f"two evaluations are called the same ({', '.join(labels)})")
+        raise ConfigError(
+            f"two evaluations are called the same ({', '.join(labels)}); name them with --labels"
+        )
     for arm in arms[1:]:
         _check_panel(arms[0], arm)
     classes = list(_classes(arms[0].games).items())

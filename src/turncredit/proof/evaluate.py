@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.types import Task, Trajectory
 from turncredit.proof.panel import Panel, panel
-from turncredit.proof.results import FORMAT, Game, game_from_row, game_row, summarize
+from turncredit.proof.results import FORMAT, Game, damage, game_from_row, game_row, summarize
 from turncredit.record import atomic
 
 __all__ = ["Options", "Panel", "Player", "evaluate", "game_seed", "panel"]
@@ -89,6 +89,8 @@ async def evaluate(
     options = options or Options()
     if options.games_per_batch < 1:
         raise ConfigError(f"games-per-batch is {options.games_per_batch}; use at least 1")
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume keeps an output and --overwrite-output drops it: choose one")
     path = Path(output)
     settings = _plain(
         {"environment": dict(environment or {}), "seed": options.seed, **player.settings}
@@ -172,14 +174,29 @@ def _prepare(
             f"{path} exists already. Choose another --output, continue it with --resume if it is "
             "unfinished, or replace it with --overwrite-output."
         )
-    rows = list(atomic.repair(path).records)
-    if not all(isinstance(row, dict) and row.get("kind") in ("game", "summary") for row in rows):
+    if not _is_ours(path):
         raise DataError(f"{path} is not a file that turncredit eval wrote; choose another --output")
+    rows = list(atomic.repair(path).records)
     for index, row in enumerate(rows):
-        _check_same(path, row, panel, settings)
-        if row["kind"] == "game" and row.get("id") != panel.tasks[index].id:
-            raise DataError(f"{path}, line {index + 1}: not game {index} of the panel")
+        with damage(path, index):
+            _check_same(path, row, panel, settings)
+            if row["kind"] == "summary" and index == len(rows) - 1 == len(panel.tasks):
+                continue
+            if row["kind"] != "game" or row["id"] != panel.tasks[index].id:
+                raise DataError(f"{path}, line {index + 1}: not game {index} of the panel")
+            game_from_row(row)
     return rows
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether all lines, a torn one too, are rows of an evaluation: nothing else is touched."""
+    lines = atomic.read_lines(path)
+    kinds = [row.get("kind") if isinstance(row, dict) else None for row in lines.records]
+    torn = path.read_bytes()[lines.whole_bytes :]
+    starts = [b'{"kind":"game"', b'{"kind":"summary"']
+    return all(kind in ("game", "summary") for kind in kinds) and any(
+        torn.startswith(start[: len(torn)]) for start in starts
+    )
 
 
 def _check_same(

@@ -52,6 +52,13 @@ def panel(tasks: Sequence[Task]) -> Panel:
     """
     if not tasks:
         raise DataError("an evaluation needs at least one task; the chosen splits hold none")
+    for task in tasks:
+        for field in ("id", "digest", "split", "task_type"):
+            if not isinstance(getattr(task, field), str):
+                raise DataError(
+                    f"task {task.id!r}: its {field} is {getattr(task, field)!r}, not text. "
+                    "turncredit check-env shows what an environment must keep to"
+                )
     name, count = Counter(task.id for task in tasks).most_common(1)[0]
     if count > 1:
         raise DataError(f"task {name!r} is {count} times in the panel; each must be there once")

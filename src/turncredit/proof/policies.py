@@ -65,6 +65,8 @@ class ScriptedPlayer:
             )
         if self.max_turns < 1:
             raise ConfigError(f"max-turns is {self.max_turns}; use at least 1")
+        if not self.step_timeout > 0:
+            raise ConfigError(f"step-timeout is {self.step_timeout}; use a positive number")
 
     @property
     def settings(self) -> Mapping[str, Any]:

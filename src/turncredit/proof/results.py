@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from turncredit.core.errors import DataError
 from turncredit.core.types import StopReason, Trajectory
@@ -95,8 +96,28 @@ def game_row(
 
 
 def game_from_row(row: Mapping[str, Any]) -> Game:
-    """The counting part of a row."""
+    """The counting part of a row.
+
+    Raises:
+        KeyError, TypeError: a field is missing, or of another type.
+    """
+    kinds = get_type_hints(Game)
+    for name in Game.__slots__:
+        if type(row[name]) is not kinds[name]:
+            raise TypeError(f"{name} is {row[name]!r}")
     return Game(**{name: row[name] for name in Game.__slots__})
+
+
+@contextmanager
+def damage(path: Path, index: int) -> Iterator[None]:
+    """What is wrong inside row `index` of a file, said as a `DataError`."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(
+            f"{path}, line {index + 1} is damaged: {reason}. Evaluate again under another name"
+        ) from error
 
 
 def figures(games: Sequence[Game]) -> dict[str, Any]:
@@ -174,14 +195,18 @@ def read(path: str | Path, label: str | None = None) -> Results:
         raise DataError(f"{path} has format {summary.get('format')!r}, not {FORMAT!r}")
     games = tuple(_games(path, rows[:-1]))
     results = Results(path, label or path.stem, games, summary)
-    manifest = summary["panel"]
-    if results.panel_hash != manifest["hash"] or len(games) != manifest["count"]:
-        raise DataError(
-            f"{path}: its {len(games)} games are not the panel of its summary "
-            f"({manifest['count']} games). Evaluate again under another name."
-        )
-    if summarize(games)["overall"] != summary["overall"]:
-        raise DataError(f"{path}: its rows do not give the figures of its summary")
+    with damage(path, len(games)):
+        manifest, _ = summary["panel"], dict(summary["settings"])
+        if results.panel_hash != manifest["hash"] or len(games) != manifest["count"]:
+            raise DataError(
+                f"{path}: its {len(games)} games are not the panel of its summary "
+                f"({manifest['count']} games). Evaluate again under another name."
+            )
+        if any(summary[name] != figures for name, figures in summarize(games).items()):
+            raise DataError(
+                f"{path}: its rows do not give the figures of its summary: it was changed. "
+                "Evaluate again under another name"
+            )
     return results
 
 
@@ -191,9 +216,8 @@ def _kind(row: Any) -> str:
 
 def _games(path: Path, rows: Iterable[Any]) -> Iterable[Game]:
     for index, row in enumerate(rows):
-        try:
+        with damage(path, index):
             if _kind(row) != "game" or row["index"] != index:
                 raise DataError(f"{path}, line {index + 1}: expected game {index} of the panel")
-            yield game_from_row(row)
-        except KeyError as error:
-            raise DataError(f"{path}, line {index + 1}: no field {error}") from error
+            game = game_from_row(row)
+        yield game

@@ -228,7 +228,7 @@ def path_of(root: Path, game_id: str) -> Path:
     path = root / game_id
     if not path.is_file() and root.name == split:
         path = root / rest
-    if ".." in path.parts or not path.is_file():
+    if ".." in path.parts or not path.is_relative_to(root) or not path.is_file():
         raise DataError(f'no game "{game_id}" in {root}.   turncredit games list')
     return path
 
