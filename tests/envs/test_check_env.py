@@ -152,9 +152,45 @@ class Reusable(Episode):
         return self.observation()
 
 
+class NumberForText(Episode):
+    def observation(self, text: str = "") -> Observation:
+        return Observation(self.place + 1, ACTIONS, "")  # type: ignore[arg-type]
+
+
+class WordForFlag(Episode):
+    async def act(self, action: str) -> Step:
+        return replace(await super().act(action), admissible="no")  # type: ignore[arg-type]
+
+
+class WordForSplits(Line):
+    splits = "abc"  # type: ignore[assignment]
+
+
+class NoTaskType(Line):
+    def tasks(self, split: str) -> Sequence[Task]:
+        tasks = super().tasks(split)
+        return [replace(task, task_type=None) for task in tasks]  # type: ignore[arg-type]
+
+
+class Hangs(Episode):
+    async def close(self) -> None:
+        await asyncio.sleep(3600)
+
+
+def test_an_environment_that_hangs_ends_the_suite() -> None:
+    hanging = type("Hanging", (Line,), {"make": Hangs})
+    *_, last = asyncio.run(check_environment(hanging(), seconds=0.2))
+    assert not last.passed
+    assert "no answer after 0.2 s" in last.detail
+
+
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
+        (NumberForText, "start, act, close keep the contract"),
+        (WordForFlag, "start, act, close keep the contract"),
+        (WordForSplits, "the interface is complete"),
+        (NoTaskType, "ids and digests are unique"),
         (NoInstructions, "the interface is complete"),
         (Shuffled, "the same tasks in the same order, every time"),
         (SameDigest, "ids and digests are unique"),

@@ -21,6 +21,7 @@ from turncredit.envs.scripted import NONSENSE, Answer, follow, in_lockstep, obse
 
 _LISTED = 200  # tasks of a split whose ids and digests are compared
 _PATIENCE = 50
+_HANGS = "no answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,11 @@ def _hold(condition: bool, otherwise: str) -> None:
 
 
 async def check_environment(
-    environment: Environment, *, twin: Environment | None = None, tasks: int = 2
+    environment: Environment,
+    *,
+    twin: Environment | None = None,
+    tasks: int = 2,
+    seconds: float = 300.0,
 ) -> list[CheckResult]:
     """Run every check.
 
@@ -50,6 +55,7 @@ async def check_environment(
         environment: what is checked.
         twin: another instance of the same configuration; `environment` itself when None.
         tasks: how many tasks of each split are played.
+        seconds: how long a check may take; after one that hangs the rest is not run.
 
     Returns:
         One result a check, in a fixed order; a check that cannot run has failed.
@@ -57,34 +63,35 @@ async def check_environment(
     results: list[CheckResult] = []
     chosen: tuple[Task, ...] = ()
 
-    def choose() -> str:
+    async def choose() -> str:
         nonlocal chosen
         splits = environment.splits
         chosen = tuple(t for s in splits for t in islice(environment.tasks(s), tasks))
         _hold(bool(chosen), "no split has a task")
         return f"{len(chosen)} tasks of {len(splits)} splits"
 
-    results.append(await _run("tasks can be listed", _as_async(choose)))
+    results.append(await _run("tasks can be listed", choose, seconds))
     if not results[0].passed:
         return results
     subject = Subject(environment, twin or environment, chosen)
     for name, check in CHECKS:
-        results.append(await _run(name, lambda check=check: check(subject)))
+        if results[-1].detail.startswith(_HANGS):
+            break
+        results.append(await _run(name, lambda check=check: check(subject), seconds))
     return results
 
 
-def _as_async(function: Callable[[], str]) -> Callable[[], Awaitable[str]]:
-    async def call() -> str:
-        return function()
-
-    return call
-
-
-async def _run(name: str, check: Callable[[], Awaitable[str]]) -> CheckResult:
+async def _run(name: str, check: Callable[[], Awaitable[str]], seconds: float) -> CheckResult:
+    timer = asyncio.timeout(seconds)
     try:
-        return CheckResult(name, True, await check())
+        async with timer:
+            return CheckResult(name, True, await check())
     except Broken as broken:
         return CheckResult(name, False, str(broken))
+    except TimeoutError as error:
+        raised = f"raised {type(error).__name__}: {error}"
+        hangs = f"{_HANGS} after {seconds:g} s; the checks after it were not run"
+        return CheckResult(name, False, hangs if timer.expired() else raised)
     except Exception as error:  # noqa: BLE001  (whatever a foreign environment raises is a finding)
         return CheckResult(name, False, f"raised {type(error).__name__}: {error}")
 
@@ -105,6 +112,7 @@ async def _interface(subject: Subject) -> str:
         value = getattr(environment, attribute)
         _hold(isinstance(value, str) and bool(value.strip()), f"{attribute} must be some text")
     _hold(isinstance(environment.tool, Tool), "tool must be a core.protocols.Tool")
+    _hold(isinstance(environment.splits, tuple), "splits must be a tuple")
     _hold(len(set(environment.splits)) == len(environment.splits), "a split is named twice")
     return environment.name
 
@@ -126,9 +134,11 @@ async def _deterministic(subject: Subject) -> str:
 async def _unique(subject: Subject) -> str:
     splits = subject.environment.splits
     listed = [t for s in splits for t in islice(subject.environment.tasks(s), _LISTED)]
+    for what in ("id", "digest", "task_type", "env"):
+        told = all(_is_text(getattr(task, what)) for task in listed)
+        _hold(told, f"a task has no {what}, which must be text")
     for what in ("id", "digest"):
         values = [getattr(task, what) for task in listed]
-        _hold(all(values), f"a task has no {what}")
         twice = next((v for v in values if values.count(v) > 1), None)
         _hold(twice is None, f"two tasks have the {what} {twice}")
     return f"{len(listed)} tasks"
@@ -153,6 +163,10 @@ async def _contract(subject: Subject) -> str:
         step = await episode.act(command)
         _hold(isinstance(step, Step), f"{task.id}: act returned {type(step).__name__}, not a Step")
         _well_formed(task, step.observation)
+        for flag in ("success", "done", "admissible"):
+            value = getattr(step, flag)
+            _hold(isinstance(value, bool), f"{task.id}: {flag} is {value!r}, not true or false")
+        _hold(isinstance(step.reward, int | float), f"{task.id}: reward {step.reward!r}")
         _hold(math.isfinite(step.reward), f"{task.id}: reward {step.reward}")
         if opening.actions:
             _hold(step.admissible, f"{task.id}: {command!r} was offered, then called inadmissible")
@@ -161,9 +175,14 @@ async def _contract(subject: Subject) -> str:
     return f"{len(subject.tasks)} episodes"
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
 def _well_formed(task: Task, observation: Observation) -> None:
     _hold(isinstance(observation, Observation), f"{task.id}: not an Observation")
-    _hold(bool(observation.text), f"{task.id}: an empty observation")
+    _hold(_is_text(observation.text), f"{task.id}: an observation must show some text")
+    _hold(isinstance(observation.state_key, str), f"{task.id}: the state key must be text")
     actions = observation.actions
     _hold(isinstance(actions, tuple), f"{task.id}: actions must be a tuple")
     _hold(len(set(actions)) == len(actions), f"{task.id}: an action is listed twice")
