@@ -1,6 +1,6 @@
 """Make `household-tiny`, the shipped policy: tokenizer, behaviour cloning, an ordinary HF folder.
 
-    python scripts/household_tiny.py --out DIR [--steps 3000] [--seed 0]
+    python scripts/household_tiny.py --out DIR [--steps 1500] [--seed 0]
 
 The demonstrations are the exploring expert's, on generated training games, written through the
 same chat that rollouts use. Half carry the skill text a teacher would see and follow the expert
@@ -40,7 +40,7 @@ from turncredit.hints import skillbank
 from turncredit.loop.chat import NOTE_FORMAT, NOTE_INADMISSIBLE, Chat
 from turncredit.loop.toolcall import hermes
 
-MAX_TURNS = 16
+MAX_TURNS = 25
 POSITIONS = 4096
 OBSERVATION_WEIGHT = 0.1  # learning to expect the game's answers teaches what names look like
 GAMES_SEED = 1  # demos are other games than those the recipes train on (games_seed 0)
@@ -236,14 +236,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demos", type=int, default=12_000)
-    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--demos", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=1024)
-    parser.add_argument("--stray", type=float, default=0.3)
+    parser.add_argument("--stray", type=float, default=0.25)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(args.seed)

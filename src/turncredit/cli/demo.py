@@ -23,7 +23,7 @@ HELP = "train with turn credit and without, compare on held-out games"
 ARMS = {"agentopsd": "household-agentopsd", "grpo": "household-grpo"}
 # The policy is judged as it was trained: sampling at temperature 1, every game with its own seed.
 _EVAL = ("--split", "all", "--temperature", "1.0", "--games-per-batch", "64")
-_PANEL = ("--limit-per-split", "180")
+_PANEL = ("--limit-per-split", "120")
 _SMOKE_PANEL = ("--limit-per-split", "6")
 _SMOKE_TRAIN = ("--max-steps", "2", "--tasks-per-update", "2", "--group-size", "4")
 
