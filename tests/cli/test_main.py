@@ -123,3 +123,17 @@ def test_a_torn_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path.write_text("[schedule\nmax_steps = 3")
     assert cli.main(["train", "--recipe", str(path)]) == 2
     assert "not valid TOML" in capsys.readouterr().err
+
+
+def test_an_evaluation_takes_a_recipes_budgets_but_samples_its_own_way(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[env]\nname = "toy"\n[rollout]\nmax_turns = 7\ntemperature = 1.0\n')
+    argv = ["--recipe", str(recipe)]
+    given = cli.parser_for("eval", argv).parse_args(argv)
+    assert (given.env, given.max_turns, given.temperature) == ("toy", 7, 0.01)
+
+
+def test_more_tokens_than_the_model_reads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="pip install 'turncredit[local]'")
+    assert cli.main(["train"]) == 2
+    assert "reads 4096 tokens at most; lower --max-trajectory-tokens" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from turncredit.proof.policies import SCRIPTED, ModelPlayer, ScriptedPlayer
 from turncredit.record.trackers import About, check_trackers, open_trackers
 from turncredit.report.table import evaluation, percent
 
+TOKENS = 14_336  # the article's budget of a trajectory
 HELP = "evaluate a policy without hints on a fixed panel"
 COMPONENTS = ("env", "backend")
 RECIPE_SECTIONS = ("env", "backend", "rollout")
@@ -40,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, default=1.0, metavar="X", help="nucleus mass [1.0]")
     add("--seed", type=int, default=42, metavar="N", help="of sampling [42]")
     add("--max-turns", type=int, default=50, metavar="N", help="turns a game [50]")
-    add("--max-trajectory-tokens", type=int, default=14_336, metavar="N", help="a game [14336]")
+    add(
+        "--max-trajectory-tokens",
+        type=int,
+        metavar="N",
+        help=f"a game [{TOKENS:,}, or what the model reads]",
+    )
     add("--max-action-tokens", type=int, default=512, metavar="N", help="an action [512]")
     add("--step-timeout", type=float, default=60.0, metavar="X", help="seconds a step [60]")
     add(
@@ -142,7 +148,7 @@ async def _model(
         client=await backend.create_sampling_client(model_path=args.model_path),
         limits=Limits(
             max_turns=args.max_turns,
-            max_trajectory_tokens=args.max_trajectory_tokens,
+            max_trajectory_tokens=_token_budget(args.max_trajectory_tokens, backend),
             max_action_tokens=args.max_action_tokens,
             temperature=args.temperature,
             top_p=args.top_p,
@@ -153,6 +159,18 @@ async def _model(
             "model_path": args.model_path,
         },
     )
+
+
+def _token_budget(given: int | None, backend: Backend) -> int:
+    """What was asked for, else the article's budget or the model's limit, whichever is less."""
+    limit = backend.capabilities().max_seq_len
+    if given is None:
+        return TOKENS if limit is None else min(TOKENS, limit)
+    if limit is not None and given > limit:
+        raise ConfigError(
+            f"--max-trajectory-tokens {given}, but the model reads {limit} tokens at most; lower it"
+        )
+    return given
 
 
 class _Progress:

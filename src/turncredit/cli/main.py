@@ -85,7 +85,8 @@ def _lent(
             if name != chosen[section]:
                 continue
             config.component(section, chosen[section], values)
-        yield values
+        # How to sample is the command's own business: an evaluation is not a rollout.
+        yield {key: v for key, v in values.items() if key not in ("temperature", "top_p")}
 
 
 def _recipe(argv: Sequence[str]) -> dict[str, dict[str, Any]]:

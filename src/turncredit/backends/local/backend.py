@@ -13,6 +13,7 @@ from turncredit.backends.local.decode import Decoder
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.loading import choose_device, load_policy, load_tokenizer
 from turncredit.backends.local.losses import LOSSES
+from turncredit.backends.local.models import positions
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.local.trainer import Trainer
@@ -40,6 +41,7 @@ class LocalBackend:
             losses=frozenset(LOSSES),
             exact_resume=self._device.type == "cpu",
             cached_token_counts=True,
+            max_seq_len=positions(self.config.base_model),
         )
 
     def get_tokenizer(self) -> HfTokenizer:

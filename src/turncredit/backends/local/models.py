@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def folder_of(name: str) -> Path:
 def is_present(name: str) -> bool:
     """A known name's folder holds a model."""
     return (folder_of(name) / "config.json").is_file()
+
+
+def positions(name: str) -> int | None:
+    """The longest sequence the model was made for, when its folder is here; else None."""
+    folder = Path(resolve(name))
+    if not (folder / "config.json").is_file():
+        return None
+    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    longest = found.get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
 
 
 def resolve(name: str) -> str:
