@@ -86,3 +86,11 @@ def test_an_error_inside_a_users_module_is_not_hidden(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_helper"):
         registry.load("env", "broken_env:Env")
+
+
+def test_what_cannot_be_opened_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no class or function"):
+        registry.load("env", "turncredit.envs.check:_PATIENCE").create(None)
+    for name in ("../my_env", ":Env", "my env:Env"):
+        with pytest.raises(ConfigError):
+            registry.load("env", name)

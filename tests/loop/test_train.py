@@ -207,3 +207,11 @@ def test_memory_stays_flat_over_200_updates(tmp_path: Path) -> None:
     train(settings, begin(settings), Watch())
     assert len(resident) == 200
     assert resident[-1] - resident[49] < 8, "MiB gained over the last 150 updates"
+
+
+def test_a_run_without_any_signal_ends_well(tmp_path: Path) -> None:
+    """The log-prob check at the start leaves nothing that a save could trip over."""
+    deaf = {"max_action_tokens": 1, "max_turns": 1}  # no action is ever complete: all fail alike
+    folder = run(tmp_path, "deaf", rollout=deaf, method={"name": "grpo"}, hint={"name": "none"})
+    assert all(row["train/skipped"] == 1.0 for row in folder.metrics())
+    assert [row["step"] for row in folder.checkpoints()] == [1, 2, 3, 4]

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     environment: Environment = chosen.load("env").create(chosen.config)
     panel = choose(environment, args.split, args.limit_per_split)
     output = args.output or Path("evals") / f"{_label(args)}.jsonl"
+    if not output.name:
+        raise ConfigError(f"--output {str(output)!r} names no file")
     print(f"{len(panel.tasks)} games of {args.env}, panel {panel.hash[:12]}", file=sys.stderr)
     try:
         summary = asyncio.run(_evaluate(args, chosen, environment, panel, output))

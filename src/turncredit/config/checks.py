@@ -67,11 +67,11 @@ def _bad_numbers(run: Run) -> Iterator[str]:
     ranges = {
         "learning_rate": (0 < optim.learning_rate < math.inf, "a positive number"),
         "weight_decay": (0 <= optim.weight_decay < math.inf, "0 or more"),
-        "grad_clip_norm": (optim.grad_clip_norm > 0, "a positive number (inf: no clipping)"),
+        "grad_clip_norm": (0 <= optim.grad_clip_norm < math.inf, "0 (no clipping) or more"),
         "adam_beta1": (0 <= optim.adam_beta1 < 1, "0 or more, below 1"),
         "adam_beta2": (0 <= optim.adam_beta2 < 1, "0 or more, below 1"),
         "seed": (0 <= run.schedule.seed < 2**63, "0 or more, below 2**63"),
-        "step_timeout": (run.rollout.step_timeout > 0, "a positive number of seconds"),
+        "step_timeout": (0 < run.rollout.step_timeout < math.inf, "a positive number of seconds"),
         "teacher_reserve_tokens": (run.rollout.teacher_reserve_tokens >= 0, "0 or more"),
         "noise_samples": (run.teacher.noise_samples >= 0, "0 or more"),
     }

@@ -73,6 +73,8 @@ class Component:
         """Build the object (not for methods, which are used as `target.credit`)."""
         if isinstance(self.target, ModuleType):
             return self.target.create(config)
+        if not callable(self.target):
+            raise ConfigError(f'{self.kind} "{self.name}" is no class or function: nothing to open')
         return self.target(config) if self.config_type is not NoConfig else self.target()
 
 

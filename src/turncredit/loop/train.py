@@ -270,6 +270,8 @@ class Trainer:
                 f"0 of {row['reward/groups']:.0f} groups have both successes and failures: "
                 "no update this step"
             )
+        if broke := row["trajectory/env_errors"]:
+            self._listener.note(f"environment broke in {broke:.0f} trajectories: see trajectories/")
 
     async def _save(self, step: int, training: TrainingClient) -> None:
         with self._phase(step, "save"):

@@ -98,7 +98,8 @@ class State:
     def backward(self, reader: Reader, table: Table, datum: Datum, slope_T: Array) -> None:
         """Add the gradient of one row: slope times (one-hot minus probabilities)."""
         situations = reader.situations(datum.tokens, 0, len(datum.tokens))
-        for position in np.flatnonzero(datum.mask).tolist():
+        # A slope of zero moves nothing: it must not leave a gradient that waits for its step.
+        for position in np.flatnonzero(datum.mask & (slope_T != 0)).tolist():
             where = situations[position]
             gradient = -np.exp(table.logprob_V(where)) * slope_T[position]
             gradient[int(datum.tokens[position])] += slope_T[position]
