@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from turncredit.core.errors import DataError, did_you_mean
 from turncredit.envs.household.domain import PREDICATES
@@ -105,13 +106,13 @@ def read_problem(text: str) -> Problem:
     return Problem(types, _facts(sections[":init"], types), sections[":goal"][0])
 
 
-def _facts(items: Iterable[Expression], types: Mapping[str, str]) -> Facts:
-    found: dict[str, list[tuple[str, ...]]] = {}
+def _facts(items: Sequence[Expression], types: Mapping[str, str]) -> Facts:
+    found: defaultdict[Any, list[Any]] = defaultdict(list)
+    if odd := [item for item in items if type(item) is not tuple or not item]:
+        raise DataError(f"PDDL problem: :init holds {odd[0]!r}, not a fact")
     for fact in items:
-        if not isinstance(fact, tuple) or not fact:
-            raise DataError(f"PDDL problem: :init holds {fact!r}, not a fact")
-        if fact[0] != "=":  # costs and distances: planners read them, players do not
-            found.setdefault(fact[0], []).append(fact[1:])  # type: ignore[arg-type]
+        found[fact[0]].append(fact[1:])
+    found.pop("=", None)  # costs and distances: planners read them, players do not
     # Checked a predicate at a time: a problem states some 500 facts of a dozen predicates.
     for name, tuples in found.items():
         lengths, arguments = set(map(len, tuples)), set(chain.from_iterable(tuples))
