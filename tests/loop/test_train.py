@@ -19,7 +19,7 @@ import pytest
 
 from turncredit import config
 from turncredit.cli.train import begin, reopen, train
-from turncredit.core.errors import ConfigError, DataError
+from turncredit.core.errors import ConfigError, DataError, EnvError
 from turncredit.loop.train import Listener
 from turncredit.record.runlog import RunFolder
 
@@ -215,3 +215,24 @@ def test_a_run_without_any_signal_ends_well(tmp_path: Path) -> None:
     folder = run(tmp_path, "deaf", rollout=deaf, method={"name": "grpo"}, hint={"name": "none"})
     assert all(row["train/skipped"] == 1.0 for row in folder.metrics())
     assert [row["step"] for row in folder.checkpoints()] == [1, 2, 3, 4]
+
+
+def test_an_environment_that_always_breaks_stops_the_run(tmp_path: Path) -> None:
+    (tmp_path / "broken_env.py").write_text(
+        "from turncredit.core.errors import EnvError\n"
+        "from turncredit.envs import toy\n"
+        "class Env:\n"
+        "    def __init__(self):\n"
+        "        self.toy = toy.create(toy.Config())\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self.toy, name)\n"
+        "    def episode(self, task):\n"
+        "        raise EnvError('no key fits')\n"
+    )
+    env = {"env": {"name": "broken_env:Env"}}
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(EnvError, match=r"all 8 trajectories.*no key fits"):
+            run(tmp_path, "broken", **env)
+    finally:
+        sys.path.remove(str(tmp_path))

@@ -172,3 +172,15 @@ def test_a_failing_policy_stops_it_and_keeps_what_was_played(tmp_path: Path) -> 
         asyncio.run(evaluate(choose(Doors(), "all"), player, tmp_path / "a.jsonl"))
     assert [row["index"] for row in lines(tmp_path / "a.jsonl")] == [0, 1]
     assert player.running == 0
+
+
+def test_a_replaced_output_waits_aside_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path, aside = tmp_path / "a.jsonl", tmp_path / "a.jsonl.old"
+    run(path)
+    before = path.read_bytes()
+    for _ in range(2):  # a second interrupted try must not bury the whole one
+        with pytest.raises(ConfigError, match="service is gone"):
+            asyncio.run(evaluate(choose(Doors(), "all"), Failing(), path, Options(overwrite=True)))
+        assert aside.read_bytes() == before
+    run(path, "look", overwrite=True)
+    assert not aside.exists()

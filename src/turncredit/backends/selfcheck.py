@@ -32,6 +32,7 @@ class MismatchReport:
     sample_vs_score_mean: float
     score_vs_train_max: float
     score_vs_train_mean: float
+    outside_band: float = 0.0  # share of tokens with a ratio beyond [0.9, 1.1], untrained
 
     @property
     def prefers_rescoring(self) -> bool:
@@ -45,6 +46,7 @@ class MismatchReport:
             "mismatch/sample_vs_score_max": self.sample_vs_score_max,
             "mismatch/score_vs_train": self.score_vs_train_mean,
             "mismatch/score_vs_train_max": self.score_vs_train_max,
+            "mismatch/outside_band": self.outside_band,
         }
 
     def judge(self) -> list[str]:
@@ -117,6 +119,7 @@ async def measure(
         sample_vs_score_mean=float(first.mean()),
         score_vs_train_max=float(second.max()),
         score_vs_train_mean=float(second.mean()),
+        outside_band=float(np.mean(np.abs(np.exp(train - said) - 1) > 0.1)),
     )
 
 

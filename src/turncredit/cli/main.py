@@ -6,6 +6,7 @@ import argparse
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
@@ -121,6 +122,11 @@ def _usage() -> str:
     )
 
 
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """A remark for a person: what happened, not where in our source."""
+    print(f"note: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (2: something for the user to mend)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -139,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    warnings.showwarning = _show_warning
     try:
         return int(command(name).run(parser_for(name, rest).parse_args(rest)) or 0)
     except TurncreditError as error:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 from turncredit.loop.train import Listener
+
+_SILENCE = 1800.0  # seconds in one phase after which every stack is printed: something hangs
 
 
 class Terminal(Listener):
@@ -22,7 +26,10 @@ class Terminal(Listener):
         self._header = False
 
     def phase(self, step: int, name: str) -> None:
-        """Show where the update is."""
+        """Show where the update is, and wind the watchdog up again."""
+        if self._out is sys.stderr:
+            with suppress(OSError, ValueError):  # a captured stderr has no descriptor
+                faulthandler.dump_traceback_later(_SILENCE, repeat=True, file=self._out)
         self._where = f"{self._label}update {step}/{self._max}  {name}"
         self._show(self._where)
 

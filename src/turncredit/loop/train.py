@@ -13,7 +13,7 @@ from typing import Any
 
 from turncredit.backends import selfcheck
 from turncredit.config import Run
-from turncredit.core.errors import ConfigError, DataError
+from turncredit.core.errors import ConfigError, DataError, EnvError
 from turncredit.core.protocols import AdamParams, SamplingClient, Tracker, TrainingClient
 from turncredit.core.types import Credit, Group
 from turncredit.loop import metrics, teacher
@@ -143,6 +143,7 @@ class Trainer:
         try:
             with self._phase(step, "rollout"):
                 groups = await self._rollout(step, client)
+            _refuse_all_faults(groups)
             looked = await self._look(step, groups, client)
         finally:
             await client.close()
@@ -293,6 +294,16 @@ class Trainer:
         with self._ledger.phase(name):
             yield
         self._ledger.add(self._parts.backend.usage().since(before), teacher=teacher)
+
+
+def _refuse_all_faults(groups: Sequence[Group]) -> None:
+    """One broken member is data; nothing but broken members is a broken environment."""
+    faults = [fault for group in groups for fault in group.faults]
+    if faults and not any(group.trajectories for group in groups):
+        raise EnvError(
+            f"the environment broke in all {len(faults)} trajectories of an update; the first "
+            f"said: {faults[0].error}. Run turncredit check-env on it"
+        )
 
 
 def describe(run: Run) -> dict[str, Any]:

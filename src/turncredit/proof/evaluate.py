@@ -119,7 +119,13 @@ async def evaluate(
             }
         }
         atomic.append_line(path, summary)
+        _aside(path).unlink(missing_ok=True)
     return summary
+
+
+def _aside(path: Path) -> Path:
+    """Where a replaced output waits; an interrupted evaluation leaves it there."""
+    return path.with_name(path.name + ".old")
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,6 +173,8 @@ def _prepare(
 ) -> list[Mapping[str, Any]]:
     """The rows to keep of an existing file: none when it is new or to be replaced."""
     if not path.exists() or options.overwrite:
+        if path.exists() and not _aside(path).exists():
+            path.replace(_aside(path))  # until the new one is whole
         atomic.write_bytes(path, b"")
         return []
     if not options.resume:
