@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -74,6 +75,9 @@ class AlfWorld:
 
     def _discover(self, split: str) -> Sequence[Task]:
         found = files.discover(self.root, split, self.config.task_types or TASK_TYPES)
+        if found.excluded:
+            why = ", ".join(f"{count} {reason}" for reason, count in found.excluded.items())
+            warnings.warn(f"{split}: {len(found.games)} games; left out: {why}", stacklevel=2)
         return tuple(
             Task(
                 id=game.id,
