@@ -13,7 +13,7 @@ from typing import Any
 
 from turncredit.backends import selfcheck
 from turncredit.config import Run
-from turncredit.core.errors import ConfigError, DataError, EnvError
+from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, SamplingClient, Tracker, TrainingClient
 from turncredit.core.types import Credit, Group
 from turncredit.loop import metrics, teacher
@@ -21,6 +21,7 @@ from turncredit.loop.chat import Chat
 from turncredit.loop.loss import Rows, build_rows
 from turncredit.loop.order import TaskOrder
 from turncredit.loop.parts import LOSS, Parts
+from turncredit.loop.remarks import refuse_hopeless, remarks
 from turncredit.loop.rollout import Limits, rollout
 from turncredit.record import ledger as ledgers
 from turncredit.record.ledger import Ledger
@@ -109,6 +110,8 @@ class Trainer:
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
         self._ledger = Ledger.resume(self._folder.ledger())
+        if lost := set(range(1, done + 1)) - {row["step"] for row in self._folder.metrics()}:
+            self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
         try:
             training = await self._parts.backend.create_training_client(
                 seed=self._run.schedule.seed,
@@ -143,7 +146,7 @@ class Trainer:
         try:
             with self._phase(step, "rollout"):
                 groups = await self._rollout(step, client)
-            _refuse_all_faults(groups)
+            refuse_hopeless(groups, self._limits)
             looked = await self._look(step, groups, client)
         finally:
             await client.close()
@@ -250,29 +253,9 @@ class Trainer:
         self._folder.append_ledger(step, cost)
         self._folder.append_metrics(step, row)
         self._tracker.log(row, step)
-        self._warn(row)
+        for remark in remarks(row):
+            self._listener.note(remark)
         self._listener.step(step, row)
-
-    def _warn(self, row: Mapping[str, float]) -> None:
-        noise, evidence = row.get("opsd/evidence_noise"), row.get("opsd/evidence_abs_mean")
-        if noise is not None and evidence and noise > 0.2 * evidence:
-            self._listener.note(
-                f"evidence noise {noise:.3g} is not well below the evidence {evidence:.3g} nats a "
-                "turn: credit follows rounding. Use --student-logprobs rescored, or fp32"
-            )
-        if row.get("trajectory/turns_mean") == 0:
-            raise ConfigError(
-                f"no trajectory had room for an action: the prompt and one action of "
-                f"max_action_tokens={self._limits.max_action_tokens} exceed max_trajectory_tokens="
-                f"{self._limits.max_trajectory_tokens}; raise --max-trajectory-tokens"
-            )
-        if row["train/skipped"]:
-            self._listener.note(
-                f"0 of {row['reward/groups']:.0f} groups have both successes and failures: "
-                "no update this step"
-            )
-        if broke := row["trajectory/env_errors"]:
-            self._listener.note(f"environment broke in {broke:.0f} trajectories: see trajectories/")
 
     async def _save(self, step: int, training: TrainingClient) -> None:
         with self._phase(step, "save"):
@@ -294,16 +277,6 @@ class Trainer:
         with self._ledger.phase(name):
             yield
         self._ledger.add(self._parts.backend.usage().since(before), teacher=teacher)
-
-
-def _refuse_all_faults(groups: Sequence[Group]) -> None:
-    """One broken member is data; nothing but broken members is a broken environment."""
-    faults = [fault for group in groups for fault in group.faults]
-    if faults and not any(group.trajectories for group in groups):
-        raise EnvError(
-            f"the environment broke in all {len(faults)} trajectories of an update; the first "
-            f"said: {faults[0].error}. Run turncredit check-env on it"
-        )
 
 
 def describe(run: Run) -> dict[str, Any]:
