@@ -57,6 +57,8 @@ def test_resume_is_bit_exact(straight: RunFolder, tmp_path: Path, saved: int) ->
     shutil.copytree(straight.path, path)
     lines = (path / "checkpoints.jsonl").read_text().splitlines(keepends=True)
     (path / "checkpoints.jsonl").write_text("".join(lines[:saved]))
+    for later in range(saved + 2, STEPS + 1):
+        shutil.rmtree(path / "checkpoints" / f"step-{later:06d}")
     folder, settings = reopen(path, {})
     train(settings, folder, Listener())
     assert numbers(folder) == numbers(straight)
