@@ -94,3 +94,8 @@ def test_what_cannot_be_opened_is_refused() -> None:
     for name in ("../my_env", ":Env", "my env:Env"):
         with pytest.raises(ConfigError):
             registry.load("env", name)
+
+
+def test_a_method_without_its_three_names_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"lacks NEEDS_TEACHER or credit\(group, config\)"):
+        registry.load("method", "turncredit.credit.grpo:credit")

@@ -118,6 +118,8 @@ async def _evaluate(
         if args.policy != "model":
             if args.model_path:
                 raise ConfigError(f"--model-path needs --policy model, not {args.policy}")
+            # A task it cannot play is told before an output is begun.
+            SCRIPTED[args.policy](panel.tasks[0], args.seed)
             scripted = ScriptedPlayer(
                 environment=environment,
                 policy=args.policy,

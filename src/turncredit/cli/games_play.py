@@ -19,7 +19,7 @@ _GUIDE = 'Type commands; "?" lists what is possible now, "quit" ends.'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the subcommand."""
     parser.add_argument("--data-root", metavar="DIR", help="play an official game from here")
-    parser.add_argument("--task", metavar="ID", help="this game: of games list, or household/…")
+    parser.add_argument("--task", metavar="ID", help="this game: an id as evaluations write it")
     parser.add_argument("--split", default="valid_seen", help="of the drawn game [valid_seen]")
     parser.add_argument("--seed", type=int, default=0, help="which game is drawn [0]")
     parser.add_argument("--size", choices=list(SIZES), default="small", help="of a generated game")
@@ -81,6 +81,6 @@ def _generated(task_id: str) -> Game:
         made = generate(task_type, int(seed), split=split, size=size)  # type: ignore[arg-type]
     except ValueError as error:
         raise DataError(
-            f'"{task_id}" names no game; an id reads household/SIZE/SPLIT/SEED-TASK_TYPE ({error})'
+            f'"{task_id}" names no game; an id reads household/SIZE/SPLIT/SEED-TASK_TYPE'
         ) from error
     return Game.from_pddl(made.problem, made.task)

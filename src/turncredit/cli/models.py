@@ -37,9 +37,13 @@ def _list() -> int:
 
 def _get(name: str, *, force: bool) -> int:
     if name not in _FETCHED:
+        if models.is_present(name):
+            print(f"{name} is here already")
+            return 0
         raise ConfigError(
-            f'cannot fetch "{name}".{did_you_mean(name, _FETCHED)} '
-            "Hub models are fetched when they are first used"
+            f'"{name}" is none of the models fetched here: {", ".join(_FETCHED)}.'
+            f"{did_you_mean(name, _FETCHED)} A hub model (OWNER/NAME) is fetched when "
+            "--base-model first names it"
         )
     folder = models.folder_of(name)
     if models.is_present(name) and not force:

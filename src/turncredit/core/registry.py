@@ -102,7 +102,7 @@ def load(kind: str, name: str) -> Component:
             known = names(kind)
             raise ConfigError(
                 f'no {kind} "{name}".{did_you_mean(name, known)} '
-                f"({len(known)} known: turncredit list {kind}s)"
+                f"({len(known)} known: turncredit list {kind}s; your own is named my_module:Name)"
             )
         where = name
         if str(Path.cwd()) not in sys.path:
@@ -116,6 +116,13 @@ def load(kind: str, name: str) -> Component:
                 f"{did_you_mean(attribute, dir(target))}"
             )
         target = getattr(target, attribute)
+    if kind == "method" and not (
+        callable(getattr(target, "credit", None)) and hasattr(target, "NEEDS_TEACHER")
+    ):
+        raise ConfigError(
+            f'method "{name}" lacks NEEDS_TEACHER or credit(group, config). Name the class that '
+            "holds Config, NEEDS_TEACHER and a static credit, as my_module:MyMethod"
+        )
     config_type = getattr(target, "Config", NoConfig)
     if not is_dataclass(config_type):
         raise ConfigError(f'{kind} "{name}": its Config must be a frozen dataclass')

@@ -140,7 +140,8 @@ async def _unique(subject: Subject) -> str:
     for what in ("id", "digest"):
         values = [getattr(task, what) for task in listed]
         twice = next((v for v in values if values.count(v) > 1), None)
-        _hold(twice is None, f"two tasks have the {what} {twice}")
+        same = [task.id for task in listed if getattr(task, what) == twice]
+        _hold(twice is None, f"two tasks have the {what} {twice}: {same[:2]}")
     return f"{len(listed)} tasks"
 
 
@@ -151,7 +152,7 @@ async def _unknown_split(subject: Subject) -> str:
         return str(error).splitlines()[0]
     except Exception as error:
         raise Broken(f"raised {type(error).__name__}, not a TurncreditError") from error
-    raise Broken("an unknown split is not refused")
+    raise Broken("tasks() of an unknown split must raise core.errors.ConfigError")
 
 
 async def _contract(subject: Subject) -> str:
@@ -279,7 +280,7 @@ async def _single_use(subject: Subject) -> str:
         await episode.close()
     said = f"{type(episode).__doc__} {type(subject.environment).__doc__}".lower()
     stated = "single-use" in said or "single use" in said
-    _hold(stated, "a second start() is neither refused nor documented as wrong (single-use)")
+    _hold(stated, "raise in a second start(), or say single-use in the class's docstring")
     return "stated"
 
 

@@ -52,15 +52,18 @@ def describe(folder: Path) -> Saved:
         DataError: no weights, or a torn folder.
     """
     about = state.read_about(folder) if (folder / "state.json").is_file() else None
+    if about and "snapshot_id" not in about:
+        raise DataError(f"{folder} is a training state: give {folder.with_name('sampler')}")
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
         rank = int(json.loads(adapter.read_text())["r"])
     elif (folder / "model.safetensors").is_file():
         rank = 0
     else:
-        raise DataError(f"{folder} holds neither adapter_config.json nor model.safetensors")
-    if about and "snapshot_id" not in about:
-        raise DataError(f"{folder} is a training state: give its `sampler` neighbour")
+        raise DataError(
+            f"{folder} holds neither adapter_config.json nor model.safetensors. Give the sampler "
+            "folder of a checkpoint, like runs/NAME/checkpoints/step-000010/sampler"
+        )
     snapshot_id = about["snapshot_id"] if about else f"files-{folder.resolve()}"
     return Saved(folder, rank, snapshot_id, about)
 

@@ -229,7 +229,7 @@ def path_of(root: Path, game_id: str) -> Path:
     if not path.is_file() and root.name == split:
         path = root / rest
     if ".." in path.parts or not path.is_relative_to(root) or not path.is_file():
-        raise DataError(f'no game "{game_id}" in {root}.   turncredit games list')
+        raise DataError(f'no game "{game_id}" in {root}; an id is the file\'s path below it')
     return path
 
 
