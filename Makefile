@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 demo: $(VENV)/.local  ## train with turn credit and without, compare on held-out games
 	$(BIN)/turncredit demo --overwrite
 
-smoke: $(VENV)/.local  ## the same story in under a minute
+smoke: $(VENV)/.local  ## the same story in a minute or two
 	$(BIN)/turncredit demo --smoke --overwrite
 
 test: $(VENV)/.dev  ## the default suite

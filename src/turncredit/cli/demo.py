@@ -30,7 +30,7 @@ _SMOKE_TRAIN = ("--max-steps", "2", "--tasks-per-update", "2", "--group-size", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    parser.add_argument("--smoke", action="store_true", help="a minute instead of ten")
+    parser.add_argument("--smoke", action="store_true", help="a minute or two, not ten")
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="of both arms [42]")
     parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="where to write [runs]")
     how = parser.add_mutually_exclusive_group()

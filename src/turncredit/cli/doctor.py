@@ -177,7 +177,7 @@ def _runs(have: set[str]) -> Iterator[Finding]:
         "turncredit eval --policy random": ("play generated games without a model", set[str]()),
         "turncredit eval --env alfworld": ("the 274 official games", {"alfworld", "local"}),
         "turncredit train --base-model smollm2-135m": (
-            "a real language model on the CPU",
+            "a real language model on the CPU, with the small settings of the README",
             {"local", "smollm2-135m"},
         ),
         "turncredit games verify": ("our engine against TextWorld", {"textworld"}),

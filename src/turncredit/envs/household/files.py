@@ -100,7 +100,7 @@ def resolve_root(data_root: str | Path | None = None) -> Path:
             )
     raise DataError(
         "no ALFWorld games: give --data-root DIR or set ALFWORLD_DATA. To get them:   "
-        "pip install 'turncredit[textworld]' && alfworld-download   "
+        "pip install alfworld && alfworld-download   then --data-root ~/.cache/alfworld "
         "(or play the embedded games: --env household)"
     )
 
