@@ -24,8 +24,8 @@ ARMS = {"agentopsd": "household-agentopsd", "grpo": "household-grpo"}
 # The policy is judged as it was trained: sampling at temperature 1, every game with its own seed.
 _EVAL = ("--split", "all", "--temperature", "1.0", "--games-per-batch", "64")
 _PANEL = ("--limit-per-split", "120")
-_SMOKE_PANEL = ("--limit-per-split", "6")
-_SMOKE_TRAIN = ("--max-steps", "2", "--tasks-per-update", "2", "--group-size", "4")
+_SMOKE_PANEL = ("--limit-per-split", "4")
+_SMOKE_TRAIN = ("--max-steps", "1", "--tasks-per-update", "2", "--group-size", "4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     together({arm: _evaluation(args, home, arm, _weights(home / arm)) for arm in ARMS})
     results = [str(home / f"{name}.jsonl") for name in ("base", *ARMS)]
     together({"": ["compare", *results, "--figure", str(home / "comparison.png")]})
+    if args.smoke:
+        print("\nA handful of games and one update: this shows the pipeline, not an effect.")
     print(f"\nEverything is in {home} ({time.monotonic() - began:.0f} s).")
     return 0
 

@@ -178,22 +178,21 @@ def _token_budget(given: int | None, backend: Backend) -> int:
 
 
 class _Progress:
-    """A line on stderr: games played, success so far. Quiet where nobody watches."""
+    """Games played and success so far, on stderr: live on a terminal, else a line a quarter."""
 
     def __init__(self, total: int) -> None:
         self._total, self._won, self._played = total, 0, 0
         self._shown = sys.stderr.isatty()
+        self._end = "" if self._shown else "\n"
 
     def game(self, row: Mapping[str, Any]) -> None:
         self._played += not row["env_error"]
         self._won += row["success"]
-        if self._shown:
+        done = row["index"] + 1
+        if self._shown or done * 4 // self._total > (done - 1) * 4 // self._total:
             rate = percent(self._won / self._played if self._played else None)
-            print(
-                f"\r{row['index'] + 1}/{self._total} games, success {rate} ",
-                end="",
-                file=sys.stderr,
-            )
+            line = f"{done}/{self._total} games, success {rate}"
+            print(f"\r{line} " if self._shown else line, file=sys.stderr, end=self._end, flush=True)
 
     def end(self) -> None:
         if self._shown and self._played:

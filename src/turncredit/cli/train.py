@@ -129,6 +129,11 @@ def train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts | N
         folder=folder.path,
     )
     tracker = open_trackers(_mirrors(settings), about)
+    schedule = settings.schedule
+    listener.note(
+        f"{folder.path}: {schedule.max_steps} updates of {schedule.tasks_per_update} tasks x "
+        f"{schedule.group_size} trajectories"
+    )
 
     async def go() -> None:
         try:
