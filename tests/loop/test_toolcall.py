@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,7 @@ from hypothesis import strategies as st
 from fakes import TOOL
 from turncredit.loop.toolcall import Fault, canonical, hermes, parse
 
-ROOT = Path(__file__).parents[3] / "shared" / "oracles"
-VECTORS = (
-    Path(os.environ.get("TURNCREDIT_ORACLES", ROOT))
-    / "parsing"
-    / "projection-lab-alfworld-toolcall.json"
-)
+VECTORS = Path("parsing") / "projection-lab-alfworld-toolcall.json"
 
 
 def xml(action: str, name: str = "alfworld_step", argument: str = "action") -> str:
@@ -32,12 +26,8 @@ def call(arguments: object, name: str = "alfworld_step") -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def test_the_labs_vectors() -> None:
-    if not VECTORS.is_file():
-        if os.environ.get("CI"):
-            pytest.fail(f"{VECTORS} is missing: set TURNCREDIT_ORACLES")
-        pytest.skip(f"{VECTORS} is missing: set TURNCREDIT_ORACLES")
-    cases = json.loads(VECTORS.read_text())["cases"]
+def test_the_labs_vectors(oracles_dir: Path) -> None:
+    cases = json.loads((oracles_dir / VECTORS).read_text())["cases"]
     got = [parse(case["input"], TOOL).action for case in cases]
     assert got == [case["action"] for case in cases]
 
