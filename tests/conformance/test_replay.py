@@ -1,7 +1,6 @@
 """Published vectors, and how the replay reports what it meets."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,6 @@ from turncredit.cli.main import main
 from turncredit.conformance.__main__ import main as module_main
 from turncredit.conformance.replay import ADAPTERS, replay
 from turncredit.conformance.vectors import Vector, differences
-
-
-def oracles() -> Path:
-    """The folder of vectors: named by TURNCREDIT_ORACLES, or beside the data or the checkout."""
-    beside = Path(__file__).parents[2].parent / "shared"
-    data = Path(os.environ.get("TURNCREDIT_DATA", beside / "data"))
-    named = os.environ.get("TURNCREDIT_ORACLES")
-    places = [Path(named)] if named else [data.parent / "oracles", beside / "oracles"]
-    found = next((place / "credit" for place in places if (place / "credit").is_dir()), None)
-    if found is None:
-        reason = f"no vectors at {' or '.join(map(str, places))} (set TURNCREDIT_ORACLES)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
-
 
 VECTOR = {
     "method": "grpo-lab08",
@@ -41,8 +24,8 @@ def put(folder: Path, name: str, **changes: object) -> None:
     (folder / f"{name}.json").write_text(json.dumps(VECTOR | changes))
 
 
-def test_all_published_vectors_of_what_we_implement_pass():
-    report = replay(oracles())
+def test_all_published_vectors_of_what_we_implement_pass(oracles_dir: Path):
+    report = replay(oracles_dir / "credit")
     assert report.failures == ()
     for method in ADAPTERS:
         assert report.tallies[method].passed, method
