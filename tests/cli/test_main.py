@@ -113,7 +113,7 @@ def test_defaults_are_the_articles() -> None:
     assert (run.schedule.tasks_per_update, run.schedule.group_size) == (16, 8)
     assert (run.rollout.max_turns, run.rollout.max_action_tokens) == (50, 512)
     assert (run.rollout.max_trajectory_tokens, run.rollout.teacher_reserve_tokens) == (14336, 2048)
-    assert (run.optim.ppo_clip_low, run.optim.ppo_clip_high) == (0.8, 1.24)
+    assert run.needs.clip == (0.8, 1.24)
     method = run.method.config
     assert (method.gamma, method.reshape_lambda, method.weight_bound) == (0.95, 0.5, 0.2)
 

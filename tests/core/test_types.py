@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fakes import make_task
+from turncredit.core.datum import Datum
 from turncredit.core.errors import AlignmentError
 from turncredit.core.types import (
     Credit,
-    Datum,
     Group,
     Observation,
     ScoredTrajectory,

@@ -15,6 +15,7 @@ import numpy as np
 
 from turncredit.backends.selfcheck import example_prompt, measure
 from turncredit.core.checks import CheckResult
+from turncredit.core.datum import Datum
 from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import (
     AdamParams,
@@ -24,7 +25,7 @@ from turncredit.core.protocols import (
     SamplingParams,
     TrainingClient,
 )
-from turncredit.core.types import Array, Datum
+from turncredit.core.types import Array
 
 ADAM = AdamParams(learning_rate=1e-2)
 _CLOSE = 1e-3  # nats, for backends that promise exactness

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.core.protocols import SamplingClient, SamplingParams, Tokenizer, TrainingClient
-from turncredit.core.types import Array, Datum
+from turncredit.core.types import Array
 
 WARN, REFUSE = 0.05, 1.0  # nats per token
 SAME = 1e-3  # up to here sampled log-probs serve as well as rescored ones

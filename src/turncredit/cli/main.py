@@ -81,7 +81,7 @@ def _lent(
     config.check_keys(recipe)
     for section in sections:
         values = dict(recipe.get(section, {}))
-        name = values.pop("name", config.DEFAULT_NAMES.get(section))
+        name = values.pop("name", config.DEFAULT_NAMES.get(section, chosen.get(section)))
         if section in chosen:
             if name != chosen[section]:
                 continue
@@ -107,7 +107,8 @@ def chosen_names(argv: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     recipe = _recipe(argv)
     names = {}
     for kind in kinds:
-        name = getattr(given, kind) or recipe.get(kind, {}).get("name", config.DEFAULT_NAMES[kind])
+        named = getattr(given, kind) or recipe.get(kind, {}).get("name")
+        name = named or config.default_name(kind, names)
         if not isinstance(name, str):
             raise ConfigError(f"[{kind}] name is {name!r}; give text (turncredit list {kind}s)")
         names[kind] = name

@@ -17,6 +17,7 @@ from turncredit.config.checks import problems
 from turncredit.config.recipes import check_sections, read_recipe, recipe_dir, recipe_names
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, did_you_mean
+from turncredit.core.needs import Needs, needs_of
 from turncredit.core.settings import coerce, setting
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "check_sections",
     "component",
     "component_from_args",
+    "default_name",
     "merge",
     "place",
     "read_recipe",
@@ -76,6 +78,18 @@ class Teacher:
         "auto", "student side of a gap: from the sampler, from a full pass, or by measured mismatch"
     )
     noise_samples: int = setting(2, "trajectories a step scored as null-hint control (0: none)")
+    teacher_snapshot: Literal["method", "current", "stale", "initial", "average", "trained"] = (
+        setting("method", "who rescores: the method's own choice, or one of these")
+    )
+    refresh_every: int = setting(10, "updates after which a stale teacher is renewed")
+    average_decay: float = setting(0.999, "decay of an averaged teacher, per optimizer step")
+    teacher_run: str = setting("", "a trained teacher: its run folder, or its sampler weights")
+    teacher_start: int = setting(1, "first update with a teacher; GRPO before")
+    teacher_stop: int = setting(0, "last update with a teacher (0: none); GRPO after")
+    mix_schedule: Literal["method", "constant", "linear"] = setting(
+        "method", "how the teacher's share of the credit falls over the run"
+    )
+    mix_steps: int = setting(0, "updates until a linear share is 0 (0: the method's own)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +97,24 @@ class Optim:
     """The loss and the optimizer step. The two clips are bounds of the probability ratio."""
 
     learning_rate: float = setting(4e-6, "AdamW learning rate")
-    ppo_clip_low: float = setting(0.8, "lower bound of the ratio")
-    ppo_clip_high: float = setting(1.24, "upper bound of the ratio")
+    loss: Literal["method", "ppo", "importance_sampling", "cispo", "gspo"] = setting(
+        "method", "policy loss: the method's own, or one of these"
+    )
+    aggregation: Literal[
+        "method",
+        "token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum-norm",
+    ] = setting("method", "how token losses become one number; a sequence is a trajectory")
+    ppo_clip_low: float | None = setting(None, "lower bound of the ratio [the method's: 0.8]")
+    ppo_clip_high: float | None = setting(None, "upper bound of the ratio [the method's: 1.24]")
+    dual_clip: float | None = setting(None, "largest ratio counted against a bad token (3 usual)")
+    kl_coefficient: float = setting(0.0, "weight of a KL penalty to the initial policy")
+    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "form of that penalty")
+    entropy_coefficient: float = setting(0.0, "weight of an entropy bonus")
+    epochs: int = setting(1, "passes over the rows of an update")
+    minibatches: int = setting(1, "optimizer steps of a pass")
     adam_beta1: float = setting(0.9, "AdamW beta 1")
     adam_beta2: float = setting(0.95, "AdamW beta 2")
     weight_decay: float = setting(0.0, "AdamW weight decay")
@@ -125,9 +155,8 @@ DEFAULT_NAMES: Mapping[str, str] = {
     "env": "household",
     "backend": "local",
     "method": "agentopsd",
-    "hint": "skillbank",
 }
-KINDS = tuple(DEFAULT_NAMES)
+KINDS = (*DEFAULT_NAMES, "hint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +176,29 @@ class Run:
     def __post_init__(self) -> None:
         for problem in problems(self):
             raise ConfigError(problem)
+
+    @property
+    def needs(self) -> Needs:
+        """What the method asks for, with the settings that override it."""
+        own = needs_of(self.method.load("method").target)
+        teacher, optim = self.teacher, self.optim
+        decay = {"method": own.decay_steps, "constant": 0, "linear": teacher.mix_steps}
+        if teacher.mix_schedule == "method" and teacher.mix_steps:
+            decay["method"] = teacher.mix_steps
+        low, high = own.clip
+        return replace(
+            own,
+            snapshot=own.snapshot
+            if teacher.teacher_snapshot == "method"
+            else teacher.teacher_snapshot,
+            loss=own.loss if optim.loss == "method" else optim.loss,
+            aggregation=own.aggregation if optim.aggregation == "method" else optim.aggregation,
+            clip=(
+                low if optim.ppo_clip_low is None else optim.ppo_clip_low,
+                high if optim.ppo_clip_high is None else optim.ppo_clip_high,
+            ),
+            decay_steps=decay[teacher.mix_schedule],
+        )
 
     @property
     def name(self) -> str:
@@ -175,6 +227,21 @@ class Run:
         return replace(self, schedule=replace(self.schedule, max_steps=max_steps))
 
 
+def default_name(kind: str, chosen: Mapping[str, Any]) -> str:
+    """The component taken when none is named; the hint is the one its method was published with.
+
+    Args:
+        kind: of component.
+        chosen: by kind what is chosen already: a name or a `Chosen`.
+    """
+    if kind != "hint":
+        return DEFAULT_NAMES[kind]
+    method = chosen["method"]
+    name = method if isinstance(method, str) else method.name
+    target = registry.load("method", name).target
+    return needs_of(target).hint or ("skillbank" if target.NEEDS_TEACHER else "none")
+
+
 # ── building from plain values ───────────────────────────────────────────────────────────────
 
 
@@ -189,7 +256,8 @@ def build(values: Values) -> Run:
     chosen = {}
     for kind in KINDS:
         given = dict(values.get(kind, {}))
-        name = given.pop("name", DEFAULT_NAMES[kind])
+        # The hint comes last: which one is the default depends on the method.
+        name = given.pop("name", None) or default_name(kind, chosen)
         if not isinstance(name, str):
             raise ConfigError(f"[{kind}] name is {name!r}; give text (turncredit list {kind}s)")
         chosen[kind] = component(kind, name, given)

@@ -19,6 +19,9 @@ def problems(run: Run) -> Iterator[str]:
         (schedule, "max_steps"),
         (schedule, "tasks_per_update"),
         (schedule, "save_every"),
+        (optim, "epochs"),
+        (optim, "minibatches"),
+        (run.teacher, "refresh_every"),
         (rollout, "max_turns"),
         (rollout, "max_action_tokens"),
         (run.teacher, "teacher_concurrency"),
@@ -40,9 +43,10 @@ def problems(run: Run) -> Iterator[str]:
             f"top_p={rollout.top_p} cuts the distribution that log-probabilities describe, so "
             "every ratio would be off by the kept mass; training needs 1.0"
         )
-    if not 0 < optim.ppo_clip_low < 1 < optim.ppo_clip_high:
+    low, high = run.needs.clip
+    if not 0 < low < 1 < high:
         yield (
-            f"ppo_clip_low={optim.ppo_clip_low}, ppo_clip_high={optim.ppo_clip_high}: these are "
+            f"ppo_clip_low={low}, ppo_clip_high={high}: these are "
             "bounds of the ratio, one below 1 and one above (the article: 0.8 and 1.24)"
         )
     yield from _bad_numbers(run)

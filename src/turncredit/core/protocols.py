@@ -11,18 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from turncredit.core.types import (
-    Array,
-    Credit,
-    Datum,
-    Group,
-    Ids,
-    Message,
-    Observation,
-    Step,
-    Task,
-    Usage,
-)
+from turncredit.core.datum import Datum, Distribution
+from turncredit.core.types import Array, Credit, Group, Ids, Message, Observation, Step, Task, Usage
 
 # ── environments: text in, text out ──────────────────────────────────────────────────────────
 
@@ -91,19 +81,16 @@ class Environment(Protocol):
         ...
 
 
-# ── hints and methods ────────────────────────────────────────────────────────────────────────
-
-
-class Hint(Protocol):
-    """A source of privileged text that only the teacher sees."""
-
-    def text(self, task: Task, group: Group) -> str | None:
-        """The hint for one task, or None when there is nothing to say."""
-        ...
+# ── methods (hint sources are in core.looks) ─────────────────────────────────────────────────
 
 
 class Method(Protocol):
-    """A credit method: a module with these three names."""
+    """A credit method: a module with these three names.
+
+    It may also hold `NEEDS` (`core.needs.Needs`), `loss_settings(config)` with the numbers of its
+    loss and term, `keep(group, config)` saying which groups are worth an update (others are
+    sampled again), and `retire(state, seen, config)` deciding when the teacher goes for good.
+    """
 
     Config: ClassVar[type]
     NEEDS_TEACHER: ClassVar[bool]
@@ -209,7 +196,10 @@ class Capabilities:
     """What a backend can do, said before anything runs.
 
     Attributes:
-        losses: names accepted by `forward_backward`.
+        losses: policy losses accepted by `forward_backward`.
+        terms: what may follow a policy loss after a "+": distillation terms, "kl", "entropy".
+        distributions: sampling clients are `DistributionClient`s.
+        averages: training clients are `AveragingClient`s.
         immutable_snapshots: a sampling client keeps its weights whatever training does.
         optimizer_resume: a saved state restores the optimizer too.
         exact_resume: resuming repeats the uninterrupted run bit for bit.
@@ -218,6 +208,9 @@ class Capabilities:
     """
 
     losses: frozenset[str]
+    terms: frozenset[str] = frozenset()
+    distributions: bool = False
+    averages: bool = False
     immutable_snapshots: bool = True
     optimizer_resume: bool = True
     exact_resume: bool = False
@@ -247,6 +240,20 @@ class SamplingClient(Protocol):
         ...
 
 
+@runtime_checkable
+class DistributionClient(Protocol):
+    """A sampling client that also gives the distribution behind every token."""
+
+    async def distribution(
+        self, tokens: Ids, *, last_n: int, k: int, temperature: float = 1.0
+    ) -> Distribution:
+        """The k likeliest tokens (k < 0: all, in order of id) where each of the last n was drawn.
+
+        Logits are divided by `temperature` first. Entries before the last n are NaN.
+        """
+        ...
+
+
 class TrainingClient(Protocol):
     """The weights being trained, with their optimizer."""
 
@@ -263,7 +270,10 @@ class TrainingClient(Protocol):
         loss_fn: str,
         loss_fn_config: Mapping[str, float] | None = None,
     ) -> ForwardBackwardOutput:
-        """Accumulate gradients of the *sum* over action tokens; nothing else is reduced here."""
+        """Accumulate gradients of the *sum* over action tokens; nothing else is reduced here.
+
+        `loss_fn` is a policy loss and any terms: "ppo", "ppo+sdar+kl". Reference: `loop.loss`.
+        """
         ...
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -276,6 +286,22 @@ class TrainingClient(Protocol):
 
     async def save_weights_for_sampler(self, name: str) -> str:
         """Save the weights alone; returns a path or URI for sampling."""
+        ...
+
+
+@runtime_checkable
+class AveragingClient(Protocol):
+    """A training client that also keeps a running average of its weights, saved with its state."""
+
+    def track_average(self, decay: float) -> None:
+        """From now on average ← decay · average + (1 − decay) · weights after each step.
+
+        Starts at the present weights, unless a restored state brought an average along.
+        """
+        ...
+
+    async def average_sampling_client(self) -> SamplingClient:
+        """A client of a frozen copy of the average."""
         ...
 
 
@@ -293,9 +319,17 @@ class Backend(Protocol):
         ...
 
     async def create_training_client(
-        self, *, seed: int, save_dir: str, from_state: str | None = None
+        self,
+        *,
+        seed: int,
+        save_dir: str,
+        from_state: str | None = None,
+        from_weights: str | None = None,
     ) -> TrainingClient:
-        """Fresh trainable weights, or those of a saved state with their optimizer."""
+        """Fresh trainable weights; those of a saved state with their optimizer; or weights alone.
+
+        `from_weights` is what `save_weights_for_sampler` gave: their optimizer starts anew.
+        """
         ...
 
     async def create_sampling_client(self, *, model_path: str | None = None) -> SamplingClient:

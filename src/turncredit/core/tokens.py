@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from turncredit.core.datum import Datum
 from turncredit.core.errors import AlignmentError
-from turncredit.core.types import Array, Datum, Ids, Tokens, Trajectory, frozen_array
+from turncredit.core.types import Array, Ids, Tokens, Trajectory, frozen_array
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from turncredit.core.errors import AlignmentError
 Array = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
+REFERENCE = "reference"  # the stream of the initial policy, for a KL penalty
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -127,6 +128,9 @@ class Trajectory:
         reward: the outcome the verifier gives (0 or 1 unless the environment says otherwise).
         opening: what the environment showed first: the prompt can be built again from it.
         logprobs: where `Turn.logprob_N` came from: the sampler, or a full re-scoring pass.
+        streams: further log-probs of the same action tokens by name, per turn (N,): those of the
+            looks of a hint source, or `REFERENCE`, those of the initial policy.
+        student_hint_hash: sha256 of a hint the *student* saw while acting (empty: none).
     """
 
     task: Task
@@ -142,6 +146,8 @@ class Trajectory:
     final_observation: str = ""
     error: str = ""
     logprobs: Literal["sampled", "rescored"] = "sampled"
+    streams: Mapping[str, tuple[Array, ...]] = field(default_factory=lambda: _NOTHING)
+    student_hint_hash: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", frozen_array(self.tokens, np.int64))
@@ -156,6 +162,30 @@ class Trajectory:
             raise AlignmentError(trace, expected=f"{position} tokens", got=len(self.tokens))
         if (self.stop is StopReason.ENV_ERROR) != bool(self.error):
             raise ValueError(f"{trace}: an env_error, and only that, carries an error text")
+        streams = {name: self._aligned(name, values) for name, values in self.streams.items()}
+        object.__setattr__(self, "streams", MappingProxyType(streams))
+
+    def _aligned(self, what: str, values_K: Sequence[ArrayLike]) -> tuple[Array, ...]:
+        """`values_K` frozen, if it has one number for every action token.
+
+        Raises:
+            AlignmentError: it has not.
+        """
+        arrays_K = tuple(frozen_array(values) for values in values_K)
+        if len(arrays_K) != len(self.turns):
+            raise AlignmentError(
+                f"trajectory {self.name}, turns of {what}",
+                expected=len(self.turns),
+                got=len(arrays_K),
+            )
+        for k, (turn, values_N) in enumerate(zip(self.turns, arrays_K, strict=True)):
+            if values_N.shape != turn.logprob_N.shape:
+                raise AlignmentError(
+                    f"trajectory {self.name}, turn {k} starting at token {turn.start}",
+                    expected=f"{len(turn.logprob_N)} {what} log-probs",
+                    got=len(values_N),
+                )
+        return arrays_K
 
     @property
     def name(self) -> str:
@@ -177,7 +207,8 @@ class ScoredTrajectory(Trajectory):
     """A trajectory plus the teacher's view of the very same tokens.
 
     Attributes:
-        teacher_K: per turn the teacher's log-probabilities, (N,), aligned with `Turn.logprob_N`.
+        teacher_K: per turn the teacher's log-probabilities, (N,), aligned with `Turn.logprob_N`:
+            those of the first look that covers the turn, else the student's own (gap 0).
         hint_hash: sha256 of the hint text the teacher saw (empty: no hint, e.g. a null control).
         teacher_snapshot_id: the snapshot that scored.
     """
@@ -189,26 +220,20 @@ class ScoredTrajectory(Trajectory):
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) recreates the class, which breaks the zero-arg form.
         Trajectory.__post_init__(self)
-        object.__setattr__(self, "teacher_K", tuple(frozen_array(t) for t in self.teacher_K))
-        if len(self.teacher_K) != len(self.turns):
-            raise AlignmentError(
-                f"trajectory {self.name}, turns scored by the teacher",
-                expected=len(self.turns),
-                got=len(self.teacher_K),
-            )
-        for k, (turn, teacher_N) in enumerate(zip(self.turns, self.teacher_K, strict=True)):
-            if teacher_N.shape != turn.logprob_N.shape:
-                raise AlignmentError(
-                    f"trajectory {self.name}, turn {k} starting at token {turn.start}",
-                    expected=f"{len(turn.logprob_N)} teacher log-probs",
-                    got=len(teacher_N),
-                )
+        object.__setattr__(self, "teacher_K", self._aligned("teacher", self.teacher_K))
 
     @property
     def gap_K(self) -> tuple[Array, ...]:
         """Per turn, teacher minus student log-probability of each action token, (N,), nats."""
         pairs = zip(self.turns, self.teacher_K, strict=True)
         return tuple(teacher_N - turn.logprob_N for turn, teacher_N in pairs)
+
+    def gap_of(self, stream: str) -> tuple[Array, ...]:
+        """As `gap_K`, of one look: zeros where no look of that name covered the turn."""
+        values_K = self.streams.get(stream)
+        if values_K is None:
+            return tuple(np.zeros(len(turn.logprob_N)) for turn in self.turns)
+        return tuple(v - turn.logprob_N for turn, v in zip(self.turns, values_K, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +243,13 @@ class Group:
     Attributes:
         trajectories: the G members that count.
         faults: members whose environment broke: recorded and counted, in no statistic.
+        notes: further numbers a stage found out about each member, by name, (G,).
     """
 
     task: Task
     trajectories: tuple[Trajectory, ...]
     faults: tuple[Trajectory, ...] = ()
+    notes: Mapping[str, Array] = field(default_factory=lambda: _NOTHING)
 
     def __post_init__(self) -> None:
         members = (*self.trajectories, *self.faults)
@@ -236,6 +263,15 @@ class Group:
             t.stop is not StopReason.ENV_ERROR for t in self.faults
         ):
             raise ValueError(f"group {self.task.id}: env_error members belong in faults, only they")
+        notes = {name: frozen_array(values) for name, values in self.notes.items()}
+        for name, values_G in notes.items():
+            if len(values_G) != len(self.trajectories):
+                raise AlignmentError(
+                    f"group {self.task.id}, note {name}",
+                    expected=f"{len(self.trajectories)} numbers",
+                    got=len(values_G),
+                )
+        object.__setattr__(self, "notes", MappingProxyType(notes))
 
     @property
     def reward_G(self) -> Array:
@@ -274,37 +310,6 @@ class Credit:
         """Some token has a non-zero weight; otherwise the backward pass is skipped."""
         streams = (*self.advantage, *(self.distill or ()))
         return any(bool(np.any(a)) for turns in streams for a in turns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Datum:
-    """One training row, unshifted: entry t is about token t (predicted from tokens before it).
-
-    All arrays are (T,). `mask` is True on action tokens only; a backend trains nothing else.
-    """
-
-    tokens: Tokens
-    logprobs: Array
-    advantages: Array
-    mask: NDArray[np.bool_]
-    distill: Array | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", frozen_array(self.tokens, np.int64))
-        for name in ("logprobs", "advantages", "mask", "distill"):
-            values = getattr(self, name)
-            if values is None:
-                continue
-            array = frozen_array(values, np.bool_ if name == "mask" else np.float64)
-            if len(array) != len(self.tokens):
-                raise AlignmentError(f"datum, {name}", expected=len(self.tokens), got=len(array))
-            object.__setattr__(self, name, array)
-        if not self.mask.any():
-            raise AlignmentError("datum", expected="at least one action token", got="none")
-        if self.mask[0]:
-            raise AlignmentError("datum", expected="a first token with context", got="an action")
-        if not np.isfinite(self.logprobs[self.mask]).all():
-            raise ValueError("datum: a log-probability of an action token is not finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

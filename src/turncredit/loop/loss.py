@@ -14,9 +14,10 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError, did_you_mean
 from turncredit.core.tokens import to_datum
-from turncredit.core.types import Array, Credit, Datum, Group, Trajectory
+from turncredit.core.types import Array, Credit, Group, Trajectory
 
 Aggregation = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"

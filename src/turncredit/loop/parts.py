@@ -7,7 +7,8 @@ from typing import Any
 
 from turncredit.config import Run
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, Environment, Hint
+from turncredit.core.looks import Hint
+from turncredit.core.protocols import Backend, Environment
 from turncredit.loop.order import TaskOrder
 
 LOSS = "ppo"

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turncredit.core.errors import AlignmentError, ConfigError
-from turncredit.core.protocols import Hint, SamplingClient
+from turncredit.core.looks import Hint
+from turncredit.core.protocols import SamplingClient
 from turncredit.core.tokens import TeacherView, teacher_view
 from turncredit.core.types import Array, Group, Ids, ScoredTrajectory, Trajectory
 from turncredit.loop.chat import Chat

@@ -213,8 +213,8 @@ class Trainer:
             rows.data,
             loss_fn=LOSS,
             loss_fn_config={
-                "clip_low_threshold": optim.ppo_clip_low,
-                "clip_high_threshold": optim.ppo_clip_high,
+                "clip_low_threshold": self._run.needs.clip[0],
+                "clip_high_threshold": self._run.needs.clip[1],
             },
         )
         stepped = await training.optim_step(

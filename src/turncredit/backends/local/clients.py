@@ -15,6 +15,7 @@ from turncredit.backends.local.decode import Row
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.trainer import Tally, Trainer
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import (
     AdamParams,
@@ -23,7 +24,7 @@ from turncredit.core.protocols import (
     SamplingParams,
     ScoreResult,
 )
-from turncredit.core.types import Array, Datum, Ids, Usage
+from turncredit.core.types import Array, Ids, Usage
 
 
 @dataclass(slots=True)

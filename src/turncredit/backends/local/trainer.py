@@ -12,8 +12,9 @@ import torch
 from turncredit.backends.local.losses import Loss
 from turncredit.backends.local.policy import Policy, Tensors
 from turncredit.backends.local.score import token_logprobs
+from turncredit.core.datum import Datum
 from turncredit.core.protocols import AdamParams
-from turncredit.core.types import Array, Datum
+from turncredit.core.types import Array
 
 
 @dataclass(slots=True)

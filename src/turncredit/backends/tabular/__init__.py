@@ -26,6 +26,7 @@ from turncredit.backends.tabular.training import (
     token_loss,
     write,
 )
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import (
     AdamParams,
@@ -37,7 +38,7 @@ from turncredit.core.protocols import (
     ScoreResult,
 )
 from turncredit.core.settings import setting
-from turncredit.core.types import Array, Datum, Ids, Usage, frozen_array
+from turncredit.core.types import Array, Ids, Usage, frozen_array
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from uuid import uuid4
 import numpy as np
 
 from turncredit.backends.tabular.policy import Base, Key, Reader, Table
+from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError, DataError, did_you_mean
 from turncredit.core.protocols import AdamParams
-from turncredit.core.types import Array, Datum
+from turncredit.core.types import Array
 
 LOSSES = frozenset({"ppo", "importance_sampling", "cross_entropy"})
 _KEYS = {"ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.24}}
