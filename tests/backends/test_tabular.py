@@ -19,7 +19,8 @@ from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
 from turncredit.loop import teacher
 from turncredit.loop.chat import Chat
-from turncredit.loop.loss import PPOConfig, build_rows, ppo
+from turncredit.loop.data import build_rows
+from turncredit.loop.loss import PPOConfig, ppo
 from turncredit.loop.rollout import Limits, rollout
 
 ENV = toy.create(toy.Config())

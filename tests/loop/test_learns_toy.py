@@ -12,7 +12,7 @@ from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
 from turncredit.loop import teacher
 from turncredit.loop.chat import Chat
-from turncredit.loop.loss import build_rows
+from turncredit.loop.data import build_rows
 from turncredit.loop.rollout import Limits, rollout
 
 ENV = toy.create(toy.Config(corridor_colours=1))

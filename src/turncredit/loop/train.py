@@ -18,7 +18,7 @@ from turncredit.core.protocols import AdamParams, SamplingClient, Tracker, Train
 from turncredit.core.types import Credit, Group
 from turncredit.loop import metrics, teacher
 from turncredit.loop.chat import Chat
-from turncredit.loop.loss import Rows, build_rows
+from turncredit.loop.data import Rows, build_rows
 from turncredit.loop.order import TaskOrder
 from turncredit.loop.parts import LOSS, Parts
 from turncredit.loop.remarks import refuse_hopeless, remarks
