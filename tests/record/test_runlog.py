@@ -70,6 +70,11 @@ def trajectories(draw: st.DrawFn, task: Task, *, fault: bool = False) -> Traject
         "final_observation": draw(TEXT),
         "error": "broken" if fault else "",
         "logprobs": draw(st.sampled_from(["sampled", "rescored"])),
+        "student_hint_hash": draw(TEXT),
+        "streams": {
+            name: tuple(np.array([draw(FLOATS) for _ in range(n)]) for n in lengths)
+            for name in draw(st.lists(TEXT, max_size=2, unique=True))
+        },
     }
     if fault or draw(st.booleans()):
         return Trajectory(**fields)
@@ -84,7 +89,11 @@ def groups(draw: st.DrawFn) -> tuple[Group, Credit | None]:
     task = Task(id=draw(TEXT), env="e", split=draw(TEXT), task_type=draw(TEXT), digest=draw(TEXT))
     members = tuple(draw(trajectories(task)) for _ in range(draw(st.integers(0, 3))))
     faults = tuple(draw(trajectories(task, fault=True)) for _ in range(draw(st.integers(0, 1))))
-    group = Group(task, members, faults)
+    notes = {
+        name: np.array([draw(FLOATS) for _ in members])
+        for name in draw(st.lists(TEXT, max_size=2, unique=True))
+    }
+    group = Group(task, members, faults, notes)
     if draw(st.booleans()):
         return group, None
 
@@ -136,6 +145,37 @@ def test_trajectories_read_back_equal(
         assert [plain(r.credit) for r in found] == [plain(credit) for _, credit in written]
     else:
         assert all(recorded.credit is None for recorded in found)
+
+
+# One group as runs wrote it before there were streams, notes and hints for the student.
+OLD_ROWS = (
+    b'{"kind":"group","group":0,"task":{"id":"a","env":"e","split":"s","task_type":"t",'
+    b'"digest":"d"},"metrics":{"initial_belief":0.5}}\n'
+    b'{"kind":"trajectory","group":0,"member":2,"seed":9,"snapshot_id":"w1","prompt_length":1,'
+    b'"reward":1.0,"final_observation":"done","error":"","stop":"success","logprobs":"sampled",'
+    b'"opening":{"text":"o","actions":["x"],"key":"k"},"tokens":[5,6,7],"turns":[{"start":1,'
+    b'"observation":"o","text":"x","action":"x","admissible":true,"reward":0.0,"state_key":"k",'
+    b'"logprob":[-0.5,-0.25]}],"teacher":{"logprob":[[-0.25,-0.25]],"hint_hash":"h",'
+    b'"snapshot_id":"w1"},"credit":{"advantage":[[0.75,0.75]],"figures":{"weight":[1.5]}}}\n'
+)
+
+
+def test_rows_of_older_runs_still_read(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "old")
+    path = folder.path / "trajectories" / "000001.jsonl.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(OLD_ROWS))
+    ((found, credit),) = ((r.group, r.credit) for r in folder.read_trajectories(1))
+    (member,) = found.trajectories
+    assert isinstance(member, ScoredTrajectory)
+    assert (dict(member.streams), member.student_hint_hash, dict(found.notes)) == ({}, "", {})
+    assert [gap_N.tolist() for gap_N in member.gap_K] == [[0.25, 0.0]]
+    assert (member.turns[0].action, member.stop, member.reward) == ("x", StopReason.SUCCESS, 1.0)
+    assert credit is not None
+    assert credit.distill is None
+    assert credit.advantage[0][0].tolist() == [0.75, 0.75]
+    again = RunFolder.create(tmp_path / "again").write_trajectories(1, [found], [credit])
+    assert gzip.decompress(again.read_bytes()) == OLD_ROWS  # what is new leaves no trace
 
 
 TASK = Task(id="a", env="e", split="s", task_type="t", digest="d", payload={"big": "secret"})

@@ -1,6 +1,8 @@
 """One trajectory with its credit as one line of JSON, and back: nothing is lost on the way.
 
 Only `Task.payload` is left out: it can be large, and the environment gives it back by task id.
+Streams, notes and the hash of a student's hint are written where there are any, and read as none
+where a row lacks them: rows of older runs do.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ def group_to_rows(index: int, group: Group, credit: Credit | None) -> list[dict[
     head: dict[str, Any] = {"kind": "group", "group": index, "task": _task_out(group.task)}
     if credit is not None:
         head["metrics"] = {name: float(value) for name, value in credit.metrics.items()}
+    if group.notes:
+        head["notes"] = {name: _floats(values_G) for name, values_G in group.notes.items()}
     rows = [head]
     for g, trajectory in enumerate(group.trajectories):
         row = _trajectory_out(trajectory)
@@ -65,6 +69,7 @@ def rows_to_groups(rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:
             task,
             tuple(_trajectory_in(task, row) for row in members),
             tuple(_trajectory_in(task, row) for row in mine if row["kind"] == "fault"),
+            {name: _array(values) for name, values in head.get("notes", {}).items()},
         )
         credit = _credit_in(head, members) if "metrics" in head else None
         groups.append(Recorded(group, credit))
@@ -101,6 +106,13 @@ def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
         {name: getattr(turn, name) for name in _TURN} | {"logprob": _floats(turn.logprob_N)}
         for turn in trajectory.turns
     ]
+    if trajectory.student_hint_hash:
+        row["student_hint_hash"] = trajectory.student_hint_hash
+    if trajectory.streams:
+        row["streams"] = {
+            name: [_floats(values_N) for values_N in values_K]
+            for name, values_K in trajectory.streams.items()
+        }
     if isinstance(trajectory, ScoredTrajectory):
         row["teacher"] = {
             "logprob": [_floats(values_N) for values_N in trajectory.teacher_K],
@@ -125,6 +137,11 @@ def _trajectory_in(task: Task, row: Mapping[str, Any]) -> Trajectory:
         )
         for turn in row["turns"]
     )
+    fields["student_hint_hash"] = row.get("student_hint_hash", "")
+    fields["streams"] = {
+        name: tuple(_array(values) for values in values_K)
+        for name, values_K in row.get("streams", {}).items()
+    }
     teacher = row.get("teacher")
     if teacher is None:
         return Trajectory(**fields)
