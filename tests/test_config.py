@@ -84,3 +84,59 @@ def test_no_room_or_no_such_folder_is_no_traceback(capsys: pytest.CaptureFixture
     argv = ["train", "--recipe", "toy-agentopsd", "--runs-dir", "/dev/null/runs"]
     assert main(argv) == 2
     assert "/dev/null/runs" in capsys.readouterr().err
+
+
+BASE = '[env]\nname = "toy"\ncorridor_doors = 5\n[schedule]\nseed = 1\nmax_steps = 7\n'
+
+
+def recipes(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (folder / f"{name}.toml").write_text(text)
+
+
+def test_a_recipe_extends_another(tmp_path: Path) -> None:
+    recipes(
+        tmp_path,
+        base=BASE,
+        middle='extends = "base.toml"\n[schedule]\nseed = 2\n[method]\nname = "grpo"\n',
+        top='extends = "middle.toml"\n[schedule]\nmax_steps = 9\n[env]\nname = "household"\n',
+    )
+    assert config.read_recipe(tmp_path / "middle.toml") == {
+        "env": {"name": "toy", "corridor_doors": 5},
+        "schedule": {"seed": 2, "max_steps": 7},
+        "method": {"name": "grpo"},
+    }
+    # Another component takes none of the former one's settings.
+    assert config.read_recipe(tmp_path / "top.toml") == {
+        "env": {"name": "household"},
+        "schedule": {"seed": 2, "max_steps": 9},
+        "method": {"name": "grpo"},
+    }
+
+
+def test_a_recipe_extends_a_shipped_one(tmp_path: Path) -> None:
+    recipes(tmp_path, mine='extends = "toy-agentopsd"\n[schedule]\nseed = 8\n')
+    mine = config.read_recipe(tmp_path / "mine.toml")
+    assert mine == config.merge(TOY, {"schedule": {"seed": 8}})
+    # A file of that name beside it comes first.
+    recipes(tmp_path, mine='extends = "base.toml"\n', base=BASE)
+    assert config.read_recipe(tmp_path / "mine.toml")["env"] == {"name": "toy", "corridor_doors": 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("extends = 3", "give the name of one recipe"),
+        ('extends = ["a", "b"]', "give the name of one recipe"),
+        ('extends = "toy-agentops"', 'no recipe .*Did you mean "toy-agentopsd"'),
+        ('extends = "mine.toml"', "extends itself: mine → mine"),
+        ('extends = "other.toml"', "extends itself: mine → other → mine"),
+        ('extends = "toy-grpo"\n[shedule]\nseed = 1', r'mine\.toml: unknown section "shedule"'),
+        ('extends = "toy-grpo"\n[schedule]\nsed = 1', r'mine\.toml: .*has no key "sed"'),
+        ('[schedule]\nextends = "toy-grpo"', 'has no key "extends"'),
+    ],
+)
+def test_what_a_recipe_cannot_extend(text: str, answer: str, tmp_path: Path) -> None:
+    recipes(tmp_path, mine=text, other='extends = "mine.toml"')
+    with pytest.raises((ConfigError, DataError), match=answer):
+        config.build(config.read_recipe(tmp_path / "mine.toml"))
