@@ -42,6 +42,11 @@ class Needs:
         decay_steps: updates over which the mix falls linearly to 0 (0: constant).
         streams: names of the looks it reads apart (`Trajectory.streams`).
         notes: names of the numbers it reads about each member (`Group.notes`).
+        bound: name of the Config field b whose promise it is that no token's advantage leaves
+            A (1 +/- mix b), A being GRPO's ("" : it promises no such thing).
+        zero_on_equal: members of equal outcome get no advantage at all.
+        independent: of the other members it hears the outcomes alone, not how many turns they
+            took.
     """
 
     hint: str = ""
@@ -57,6 +62,9 @@ class Needs:
     decay_steps: int = 0
     streams: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    bound: str = ""
+    zero_on_equal: bool = True
+    independent: bool = True
 
 
 def needs_of(method: Any) -> Needs:
