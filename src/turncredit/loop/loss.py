@@ -1,25 +1,126 @@
-"""The NumPy reference of the losses every backend is held to."""
+"""The NumPy reference of the losses every backend is held to.
+
+Per action token, with A its advantage and r = e^(new - old):
+
+    ppo                  max(-A r, -A clip(r)); with a dual clip c and A < 0 no more than -A c
+    importance_sampling  -A r
+    cispo                -sg(clip(r)) A new
+    gspo                 max(-A s, -A clip(s)), s = e^(mean of new - old over the row)
+    cross_entropy        -A new
+
+Terms beside them are in `loop.terms`; whole rows with losses and terms in `loop.reference`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turncredit.core.errors import ConfigError, did_you_mean
+from turncredit.core.losses import Settings
+from turncredit.core.needs import Aggregation
 from turncredit.core.types import Array
-
-Aggregation = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
 
 # The published mean adds this to its token count, so an empty batch gives 0 and not NaN.
 MASK_EPSILON = 1e-8
 
 # Past this exp() overflows; no clip window reaches anywhere near it.
 _LOG_RATIO_LIMIT = 700.0
+
+
+# ── policy losses of one row ─────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """Loss of each token, its slope by the new log-prob, and what the clips did; same shapes.
+
+    `clipped` marks tokens whose value the ratio's clip decides, `floored` those of the dual clip.
+    """
+
+    value: Array
+    slope: Array
+    clipped: NDArray[np.bool_]
+    floored: NDArray[np.bool_]
+
+
+def _plain(value: Array, slope: Array) -> TokenLoss:
+    never = np.zeros(np.shape(value), bool)
+    return TokenLoss(value, slope, never, never)
+
+
+def _ratio(log_ratio: Array) -> Array:
+    return np.exp(np.clip(log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
+
+
+def _clipped(ratio: Array, advantage: Array, settings: Settings) -> TokenLoss:
+    """max(-A ratio, -A clip(ratio)) and its derivative by the log of the ratio."""
+    low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
+    plain, bounded = -advantage * ratio, -advantage * np.clip(ratio, low, high)
+    loss, clipped = np.maximum(plain, bounded), bounded > plain
+    # The clipped branch is flat: where it wins, the token has no gradient.
+    slope = np.where(clipped, 0.0, plain)
+    floored = np.zeros(np.shape(loss), bool)
+    if dual := settings.get("dual_clip", 0.0):
+        cap = -advantage * dual
+        floored = (advantage < 0) & (loss > cap)
+        loss, slope = np.where(floored, cap, loss), np.where(floored, 0.0, slope)
+    return TokenLoss(loss, slope, clipped, floored)
+
+
+def _ppo(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
+    return _clipped(_ratio(new - old), advantage, settings)
+
+
+def _importance_sampling(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
+    value = -advantage * _ratio(new - old)
+    return _plain(value, value)
+
+
+def _cispo(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
+    """No token loses its gradient: the clip bounds a weight, not the objective."""
+    low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
+    ratio = _ratio(new - old)
+    slope = -np.clip(ratio, low, high) * advantage
+    return TokenLoss(
+        slope * new, slope, (ratio < low) | (ratio > high), np.zeros(np.shape(new), bool)
+    )
+
+
+def _gspo(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
+    """One ratio for the row, so every token has the same slope: the mean over the row.
+
+    With one advantage per row that is each token's own; advantages that differ within a row are
+    averaged, and credit by turn is lost.
+    """
+    if not len(new):
+        return _plain(np.zeros(0), np.zeros(0))
+    ratio = np.repeat(_ratio((new - old).mean(keepdims=True)), len(new))
+    loss = _clipped(ratio, advantage, settings)
+    slope = np.full(len(new), loss.slope.mean())
+    return TokenLoss(loss.value, slope, loss.clipped, loss.floored)
+
+
+def _cross_entropy(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
+    """The advantages are weights."""
+    return _plain(-advantage * new, -advantage)
+
+
+# name -> (new_N, old_N, advantage_N of one row's action tokens, settings) -> TokenLoss
+POLICIES: Mapping[str, Callable[[Array, Array, Array, Settings], TokenLoss]] = {
+    "ppo": _ppo,
+    "importance_sampling": _importance_sampling,
+    "cispo": _cispo,
+    "gspo": _gspo,
+    "cross_entropy": _cross_entropy,
+}
+
+
+# ── padded batches with an aggregation, as they are published ────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -39,10 +140,17 @@ class PPOConfig:
             )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip must be above 1, or None; got {self.dual_clip}")
-        if self.aggregation not in (known := get_args(Aggregation)):
-            raise ConfigError(
-                f'no aggregation "{self.aggregation}".{did_you_mean(self.aggregation, known)}'
-            )
+        check_aggregation(self.aggregation)
+
+
+def check_aggregation(name: str) -> None:
+    """Refuse an aggregation that does not exist.
+
+    Raises:
+        ConfigError: with the nearest known name.
+    """
+    if name not in (known := get_args(Aggregation)):
+        raise ConfigError(f'no aggregation "{name}".{did_you_mean(name, known)}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +190,6 @@ def ppo(
 ) -> PPOResult:
     """PPO with a clipped ratio, on masked tokens only.
 
-    Per token max(-A r, -A clip(r)), r = exp(new - old); with `dual_clip` c and A < 0 no more
-    than -A c.
-
     Args:
         new_DT: (D, T) log-probs under the weights being trained.
         old_DT: (D, T) log-probs under the sampling snapshot.
@@ -94,23 +199,18 @@ def ppo(
     """
     mask_DT = np.asarray(mask_DT, bool)
     new, old, advantage = (np.where(mask_DT, x, 0.0) for x in (new_DT, old_DT, advantage_DT))
-    ratio = np.exp(np.clip(new - old, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
-    plain = -advantage * ratio
-    clipped = -advantage * np.clip(ratio, config.clip_low, config.clip_high)
-    loss = np.maximum(plain, clipped)
-    # The clipped branch is flat: where it wins, the token has no gradient.
-    slope = np.where(clipped > plain, 0.0, plain)
-    floored = np.zeros_like(mask_DT)
-    if config.dual_clip is not None:
-        cap = -advantage * config.dual_clip
-        floored = (advantage < 0) & (loss > cap)
-        loss, slope = np.where(floored, cap, loss), np.where(floored, 0.0, slope)
+    settings = {
+        "clip_low_threshold": config.clip_low,
+        "clip_high_threshold": config.clip_high,
+        "dual_clip": config.dual_clip or 0.0,
+    }
+    tokens = _ppo(new, old, advantage, settings)
     weight = token_weight(mask_DT, config.aggregation)
     count = mask_DT.sum() + MASK_EPSILON
     return PPOResult(
-        loss=float((loss * weight).sum()),
-        grad_DT=slope * weight,
-        clip_fraction=float(((clipped > plain) & mask_DT).sum() / count),
-        dual_clip_fraction=float((floored & mask_DT).sum() / count),
+        loss=float((tokens.value * weight).sum()),
+        grad_DT=tokens.slope * weight,
+        clip_fraction=float((tokens.clipped & mask_DT).sum() / count),
+        dual_clip_fraction=float((tokens.floored & mask_DT).sum() / count),
         approx_kl=float((old - new).sum() / count),
     )
