@@ -11,58 +11,59 @@ Per turn k of a trajectory with group-relative advantage A (numbers: the article
     advantage   A_k = A ((1 - lambda) + lambda w_k)
 
 The sign of A is never changed. Decay acts on the evidence, not on logit(B_0), so a turn without
-evidence still moves the belief back towards B_0. Only the success indicator feeds B_0: a reward
-on another scale would pin the belief at its clamp.
+evidence still moves the belief back towards B_0. By default only the success indicator feeds B_0: a
+return on another scale would pin the belief at its clamp.
+
+With `granularity` "token" the same recursion walks over the tokens of one turn, and the belief
+begins again in every turn. `variant` names the published ablations (`credit.ablations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.needs import Needs
 from turncredit.core.settings import setting
-from turncredit.core.types import (
-    Array,
-    Credit,
-    Group,
-    ScoredTrajectory,
-    Trajectory,
-    frozen_array,
-)
-from turncredit.credit.grpo import advantage_G, check_baseline, over_tokens
+from turncredit.core.types import Array, Credit, Group, Trajectory, frozen_array
+from turncredit.credit import ablations, grpo
+from turncredit.credit.belief import Knobs, Scene, Shaped, clamped, shaped, walk
+from turncredit.credit.gaps import gaps_of, joined, turn_sums
+from turncredit.credit.grpo import over_tokens
+from turncredit.credit.weights import check_bound, check_mix, gap_metrics, weight_metrics
 
 NEEDS_TEACHER = True
+NEEDS = Needs(hint="skillbank", mix="reshape_lambda", bound="weight_bound")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(grpo.Config):
     """Settings of AgentOPSD; the defaults are the article's."""
 
+    epsilon: float = setting(1e-4, "added to standard deviations; also clamps the prior")
     gamma: float = setting(0.95, "decay of earlier evidence, per turn")
     reshape_lambda: float = setting(0.5, "share of the turn weight in the advantage; 0 is GRPO")
     weight_bound: float = setting(0.2, "turn weights stay within 1 +/- this bound")
-    epsilon: float = setting(1e-4, "added to standard deviations; also clamps the prior")
-    std: Literal["population", "sample", "none"] = setting(
-        "population", "standard deviation of the group baseline"
+    granularity: Literal["turn", "token"] = setting(
+        "turn", "what the belief walks over: a trajectory's turns, or the tokens of each turn"
+    )
+    belief_source: Literal["success_rate", "return"] = setting(
+        "success_rate", "what the belief begins at: the group's success rate or its mean reward"
+    )
+    variant: Literal["full", "unsigned", "no_gate", "telescoping", "tether", "anchored"] = setting(
+        "full", "the method, or a published ablation of it"
     )
 
     def __post_init__(self) -> None:
-        check_baseline(self.std, self.epsilon)
+        super().__post_init__()
+        check_mix(self.reshape_lambda, "reshape_lambda")
+        check_bound(self.weight_bound)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma must lie in [0, 1] (1: no decay); got {self.gamma}")
-        if not 0 <= self.reshape_lambda <= 1:
-            raise ConfigError(
-                f"reshape_lambda must lie in [0, 1] (0 is GRPO); got {self.reshape_lambda}"
-            )
-        if not 0 <= self.weight_bound < 1:
-            raise ConfigError(
-                f"weight_bound must lie in [0, 1), or a turn could change sign; "
-                f"got {self.weight_bound}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,129 +84,145 @@ class TurnFigures:
 FIGURES = tuple(f.name for f in fields(TurnFigures))
 
 
+def full(scene: Scene, knobs: Knobs) -> Shaped:
+    """The method itself: turns weigh by the step of the belief towards the outcome."""
+    return shaped(np.sign(scene.advantage) * scene.walk.delta, scene, knobs)
+
+
+VARIANTS: Mapping[str, Callable[[Scene, Knobs], Shaped]] = {
+    "full": full,
+    "unsigned": ablations.unsigned,
+    "no_gate": ablations.no_gate,
+    "telescoping": ablations.telescoping,
+    "tether": ablations.tether,
+    "anchored": ablations.anchored,
+}
+
+
 def prior(group: Group, epsilon: float) -> float:
     """B_0: the group's success rate, kept off 0 and 1 by `epsilon`."""
     return clamped(float(group.success_G.mean()), epsilon)
 
 
-def clamped(rate: float, epsilon: float) -> float:
-    """`rate` inside [epsilon, 1 - epsilon]."""
-    return min(max(rate, epsilon), 1 - epsilon)
-
-
-def sigmoid(x: Array) -> Array:
-    """Logistic function that neither overflows nor warns at |x| of hundreds."""
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
-
-
-def decayed(evidence_K: Array, gamma: float) -> Array:
-    """c_k = gamma c_{k-1} + e_k, (K,) nats."""
-    total, out = 0.0, []
-    for evidence in evidence_K.tolist():
-        total = gamma * total + evidence
-        out.append(total)
-    return np.array(out, np.float64)
-
-
 def reshape_turns(
-    evidence_K: Array, advantage: float, initial_belief: float, config: Config
+    evidence_K: Array,
+    advantage: float,
+    initial_belief: float,
+    config: Config,
+    *,
+    tokens_K: Array | None = None,
+    outcome: float = 0.0,
 ) -> TurnFigures:
-    """Spread one trajectory's advantage over its K turns.
+    """Spread one trajectory's advantage over its K turns (or one turn's over its tokens).
 
     Args:
         evidence_K: (K,) nats; K may be 0.
         advantage: the trajectory's group-relative advantage.
         initial_belief: B_0, clamped here by `config.epsilon`.
-        config: gamma, lambda, bound and epsilon are used.
+        config: gamma, lambda, bound, epsilon and variant are used.
+        tokens_K: (K,) tokens that gave each evidence, one each when left out; for `tether`.
+        outcome: what the belief should have come to; for `telescoping` and `anchored`.
     """
-    evidence_K = np.asarray(evidence_K, np.float64)
     start = clamped(initial_belief, config.epsilon)
-    cumulative_K = decayed(evidence_K, config.gamma)
-    belief_K = np.concatenate([[start], sigmoid(np.log(start / (1 - start)) + cumulative_K)])
-    delta_K = np.diff(belief_K)
-    credit_K = np.sign(advantage) * delta_K
-    if len(credit_K):
-        z_K = (credit_K - credit_K.mean()) / (credit_K.std() + config.epsilon)
-    else:
-        z_K = np.zeros(0)
-    bound, share = config.weight_bound, config.reshape_lambda
-    weight_K = np.clip(1 + bound * z_K, 1 - bound, 1 + bound)
+    path = walk(np.asarray(evidence_K, np.float64), start, config.gamma)
+    mean_K = path.evidence / np.maximum(1 if tokens_K is None else tokens_K, 1)
+    scene = Scene(path, mean_K, advantage, outcome - start)
+    made = VARIANTS[config.variant](scene, config)
     return TurnFigures(
-        evidence=evidence_K,
-        cumulative=cumulative_K,
-        belief_before=belief_K[:-1],
-        belief_after=belief_K[1:],
-        delta_b=delta_K,
-        credit=credit_K,
-        z=z_K,
-        weight=weight_K,
-        advantage=advantage * ((1 - share) + share * weight_K),
+        evidence=path.evidence,
+        cumulative=path.cumulative,
+        belief_before=path.before,
+        belief_after=path.after,
+        delta_b=path.delta,
+        credit=made.credit,
+        z=made.z,
+        weight=made.weight,
+        advantage=made.advantage,
     )
 
 
-def evidence_of(trajectory: Trajectory) -> Array:
-    """Sum of the gaps of each turn, (K,) nats; 0 for a turn without tokens.
-
-    Raises:
-        ConfigError: the trajectory has not been scored by a teacher.
-    """
-    if not isinstance(trajectory, ScoredTrajectory):
-        raise ConfigError(
-            f"trajectory {trajectory.name} has no teacher scores: run the teacher "
-            "(loop.teacher.score, with a hint) before a method that needs it, or use grpo"
-        )
-    return turn_sums(trajectory.gap_K)
-
-
-def turn_sums(gap_K: tuple[Array, ...]) -> Array:
-    """Sum of each turn's values, (K,)."""
-    sums_K = np.zeros(len(gap_K))
-    stops = np.cumsum([len(gap_N) for gap_N in gap_K], dtype=np.int64)
-    filled = np.flatnonzero(np.diff(stops, prepend=0))
-    if len(filled):  # one pass over all tokens; empty turns have no segment and stay 0
-        starts = np.concatenate([[0], stops])[filled]
-        sums_K[filled] = np.add.reduceat(np.concatenate(gap_K), starts)
-    return sums_K
-
-
 def credit(group: Group, config: Config) -> Credit:
-    """Turn-level credit of a scored group. Every intermediate is kept in `Credit.figures`.
+    """Credit of a scored group. Every intermediate is kept in `Credit.figures`, per turn.
 
     Raises:
         ConfigError: a trajectory has not been scored by a teacher.
     """
     if not group.trajectories:
         return Credit(())
-    outcome_G = advantage_G(group.reward_G, std=config.std, epsilon=config.epsilon)
-    start = prior(group, config.epsilon)
-    turns_G = [
-        reshape_turns(evidence_of(trajectory), float(advantage), start, config)
-        for trajectory, advantage in zip(group.trajectories, outcome_G, strict=True)
+    gap_GK = [gaps_of(trajectory) for trajectory in group.trajectories]
+    ends_G = group.success_G if config.belief_source == "success_rate" else group.reward_G
+    start = clamped(float(ends_G.mean()), config.epsilon)
+    judge = _by_turn if config.granularity == "turn" else _by_token
+    advantage_G = grpo.outcome_G(group, config)
+    judged_G = [
+        judge(trajectory, gap_K, (float(advantage), start, float(end)), config)
+        for trajectory, gap_K, advantage, end in zip(
+            group.trajectories, gap_GK, advantage_G, ends_G, strict=True
+        )
     ]
-    pairs = zip(group.trajectories, turns_G, strict=True)
+    turns_G = [turns for turns, _ in judged_G]
     return Credit(
-        tuple(over_tokens(trajectory, turns.advantage) for trajectory, turns in pairs),
+        tuple(tokens_K for _, tokens_K in judged_G),
         figures={name: tuple(frozen_array(getattr(t, name)) for t in turns_G) for name in FIGURES},
-        metrics=_metrics(turns_G, start),
+        metrics={"initial_belief": start, **_metrics(gap_GK, turns_G)},
     )
 
 
-def _metrics(turns_G: list[TurnFigures], start: float) -> Mapping[str, float]:
-    evidence, delta, weight = (
-        np.concatenate([getattr(turns, name) for turns in turns_G])
-        for name in ("evidence", "delta_b", "weight")
+def _by_turn(
+    trajectory: Trajectory,
+    gap_K: Sequence[Array],
+    given: tuple[float, float, float],
+    config: Config,
+) -> tuple[TurnFigures, tuple[Array, ...]]:
+    advantage, start, outcome = given
+    tokens_K = np.array([len(gap_N) for gap_N in gap_K])
+    turns = reshape_turns(
+        turn_sums(gap_K), advantage, start, config, tokens_K=tokens_K, outcome=outcome
+    )
+    return turns, over_tokens(trajectory, turns.advantage)
+
+
+def _by_token(
+    trajectory: Trajectory,
+    gap_K: Sequence[Array],
+    given: tuple[float, float, float],
+    config: Config,
+) -> tuple[TurnFigures, tuple[Array, ...]]:
+    advantage, start, outcome = given
+    made_K = [reshape_turns(gap_N, advantage, start, config, outcome=outcome) for gap_N in gap_K]
+    rows = [_summary(made, start) for made in made_K]
+    turns = TurnFigures(*(np.array([row[i] for row in rows]) for i in range(len(FIGURES))))
+    return turns, tuple(made.advantage for made in made_K)
+
+
+def _summary(made: TurnFigures, start: float) -> tuple[float, ...]:
+    """A turn's tokens in one number a figure: sums of what adds up, ends of paths, else means."""
+    if not len(made.weight):
+        return (0.0, 0.0, start, start, 0.0, 0.0, 0.0, 1.0, 0.0)
+    return (
+        float(made.evidence.sum()),
+        float(made.cumulative[-1]),
+        float(made.belief_before[0]),
+        float(made.belief_after[-1]),
+        float(made.delta_b.sum()),
+        float(made.credit.sum()),
+        float(made.z.mean()),
+        float(made.weight.mean()),
+        float(made.advantage.mean()),
+    )
+
+
+def _metrics(
+    gap_GK: Sequence[Sequence[Array]], turns_G: Sequence[TurnFigures]
+) -> Mapping[str, float]:
+    delta, weight = (
+        joined([getattr(turns, name) for turns in turns_G]) for name in ("delta_b", "weight")
     )
     if not len(weight):
-        return {"initial_belief": start}
+        return {}
     return {
-        "initial_belief": start,
-        "evidence_mean": float(evidence.mean()),
-        "evidence_abs_mean": float(np.abs(evidence).mean()),
+        **gap_metrics(gap_GK),
         "delta_b_mean": float(delta.mean()),
         "delta_b_abs_mean": float(np.abs(delta).mean()),
-        "weight_mean": float(weight.mean()),
-        "weight_std": float(weight.std()),
-        "weight_min": float(weight.min()),
-        "weight_max": float(weight.max()),
+        **weight_metrics(weight),
     }
