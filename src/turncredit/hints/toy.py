@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from turncredit.core.errors import ConfigError
 from turncredit.core.settings import setting
@@ -28,15 +30,34 @@ class KeyDoor:
         Raises:
             ConfigError: the task is not one of the toy's.
         """
-        rules = task.payload
-        if not {"key_door", "answer", "doors"} <= set(rules):
-            raise ConfigError(
-                f'hint "toy_key" only speaks about the toy; {task.env} needs another hint'
-            )
+        rules = _rules(task)
         door = rules["key_door"]
         if self._wrong:
             door = (door - 1 + max(1, rules["doors"] // 2)) % rules["doors"] + 1
-        return f"At door {door}, choose {rules['answer']}."
+        return _says(door, rules)
+
+
+def other_doors(task: Task) -> list[str]:
+    """The hint for `task` with each of the other doors in place of the key door.
+
+    Raises:
+        ConfigError: the task is not one of the toy's.
+    """
+    rules = _rules(task)
+    doors = range(1, rules["doors"] + 1)
+    return [_says(door, rules) for door in doors if door != rules["key_door"]]
+
+
+def _says(door: int, rules: Mapping[str, Any]) -> str:
+    return f"At door {door}, choose {rules['answer']}."
+
+
+def _rules(task: Task) -> Mapping[str, Any]:
+    if not {"key_door", "answer", "doors"} <= set(task.payload):
+        raise ConfigError(
+            f'hint "toy_key" only speaks about the toy; {task.env} needs another hint'
+        )
+    return task.payload
 
 
 def create(config: Config) -> KeyDoor:
