@@ -34,7 +34,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "tabular": "turncredit.backends.tabular",
     },
     "hint": {
+        "contrast": "turncredit.hints.contrast",
+        "guidance": "turncredit.hints.guidance",
+        "hindsight": "turncredit.hints.hindsight",
         "none": "turncredit.hints.none",
+        "reference": "turncredit.hints.reference",
+        "reflection": "turncredit.hints.reflection",
         "skillbank": "turncredit.hints.skillbank",
         "toy_key": "turncredit.hints.toy",
     },
