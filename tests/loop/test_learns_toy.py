@@ -36,7 +36,8 @@ async def p_key(method, seed, folder, updates):
         client = await training.save_weights_and_get_sampling_client()
         groups = await play(backend, chat, client, seed, step)
         if method.NEEDS_TEACHER:
-            groups = await teacher.score(groups, hint, chat, client, concurrency=8, max_tokens=9999)
+            readings = teacher.read(groups, hint, chat, max_tokens=9999)
+            groups = await teacher.score(groups, readings, client, concurrency=8)
         rows = build_rows(groups, [method.credit(group, method.Config()) for group in groups])
         await training.forward_backward(rows.data, loss_fn="ppo")
         await training.optim_step(SGD)

@@ -12,7 +12,7 @@ from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task,
 from turncredit.core.errors import AlignmentError, ConfigError
 from turncredit.core.protocols import SamplingParams, ScoreResult
 from turncredit.core.types import Group, Observation, ScoredTrajectory, Task, Trajectory
-from turncredit.loop import teacher
+from turncredit.loop import rescoring, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.rollout import Limits, rollout
 
@@ -49,9 +49,8 @@ def score(
     groups: list[Group], client: FakeClient, hint: Says = Says(), *, chat: Chat = CHAT,
     max_tokens: int = 20_000, concurrency: int = 16,
 ) -> list[Group]:  # fmt: skip
-    return wait(
-        teacher.score(groups, hint, chat, client, max_tokens=max_tokens, concurrency=concurrency)
-    )
+    readings = teacher.read(groups, hint, chat, max_tokens=max_tokens)
+    return wait(teacher.score(groups, readings, client, concurrency=concurrency))
 
 
 def members(groups: list[Group]) -> list[ScoredTrajectory]:
@@ -192,7 +191,7 @@ def test_trajectories_without_turns_are_kept() -> None:
     client = FakeClient(speak)
     assert [t.teacher_K for t in members(score(groups, client))] == [(), ()]
     assert client.scored == []
-    assert wait(teacher.null_control(groups, client)).turns == 0
+    assert wait(rescoring.null_control(groups, client)).turns == 0
 
 
 def test_requests_in_flight_are_bounded() -> None:
@@ -204,7 +203,7 @@ def test_requests_in_flight_are_bounded() -> None:
 def test_rescoring_replaces_the_students_side_only() -> None:
     groups = play()
     client = FakeClient(speak, noise=0.25)
-    again = wait(teacher.rescore(groups, client))
+    again = wait(rescoring.rescore(groups, client))
     for before, after in zip(groups, again, strict=True):
         for t, r in zip(before.trajectories, after.trajectories, strict=True):
             assert (t.logprobs, r.logprobs) == ("sampled", "rescored")
@@ -218,10 +217,10 @@ def test_rescoring_replaces_the_students_side_only() -> None:
 
 def test_the_null_control_measures_the_noise_of_scoring() -> None:
     groups = play()
-    quiet = wait(teacher.null_control(groups, FakeClient(speak)))
+    quiet = wait(rescoring.null_control(groups, FakeClient(speak)))
     assert (quiet.evidence_noise, quiet.token_noise, quiet.token_max) == (0.0, 0.0, 0.0)
     client = FakeClient(speak, noise=0.5)
-    noisy = wait(teacher.null_control(groups, client, sample=3))
+    noisy = wait(rescoring.null_control(groups, client, sample=3))
     names = [t.name for t in (groups[0].trajectories[0], groups[1].trajectories[0])]
     assert names == ["game-0#0", "game-1#0"]
     assert noisy.trajectories == len(client.scored) == 3
@@ -229,5 +228,5 @@ def test_the_null_control_measures_the_noise_of_scoring() -> None:
     assert noisy.token_noise == pytest.approx(0.5)
     assert noisy.token_max == pytest.approx(0.5)
     assert noisy.evidence_noise == pytest.approx(0.5 * noisy.tokens / noisy.turns)
-    settled = wait(teacher.rescore(groups, client))
-    assert wait(teacher.null_control(settled, client)).evidence_noise == 0.0
+    settled = wait(rescoring.rescore(groups, client))
+    assert wait(rescoring.null_control(settled, client)).evidence_noise == 0.0

@@ -53,6 +53,7 @@ class Schedule:
     runs_dir: str = setting("runs", "where run folders are made")
     train_split: str = setting("train", "split the tasks come from")
     save_every: int = setting(25, "save state and sampler weights every so many updates")
+    init_from: str = setting("", "begin with these weights: a run folder, or sampler weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class Rollout:
     top_p: float = setting(1.0, "nucleus mass; training needs 1")
     include_admissible_actions: bool = setting(True, "list the available actions each turn")
     step_timeout: float = setting(60.0, "seconds one environment step may take")
+    resample: int = setting(10, "batches sampled at most where a method drops groups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ class Teacher:
         "method", "how the teacher's share of the credit falls over the run"
     )
     mix_steps: int = setting(0, "updates until a linear share is 0 (0: the method's own)")
+    ask_tokens: int = setting(512, "tokens of an answer, where the policy itself writes hints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +183,7 @@ class Run:
     @property
     def needs(self) -> Needs:
         """What the method asks for, with the settings that override it."""
-        own = needs_of(self.method.load("method").target)
+        own = needs_of(self.method.load("method").target, self.method.config)
         teacher, optim = self.teacher, self.optim
         decay = {"method": own.decay_steps, "constant": 0, "linear": teacher.mix_steps}
         if teacher.mix_schedule == "method" and teacher.mix_steps:

@@ -57,11 +57,36 @@ def problems(run: Run) -> Iterator[str]:
             f"max_action_tokens={rollout.max_action_tokens} leaves no room for a prompt in "
             f"max_trajectory_tokens={rollout.max_trajectory_tokens}"
         )
-    method = run.method.load("method").target
-    if method.NEEDS_TEACHER and run.hint.name == "none":
+    yield from _teacher(run)
+
+
+def _teacher(run: Run) -> Iterator[str]:
+    """Who looks again, with what, and for how long."""
+    name, needs, settings = run.method.name, run.needs, run.teacher
+    needs_teacher = run.method.load("method").target.NEEDS_TEACHER
+    if run.hint.name == "none" and (needs_teacher or needs.student_hint != "none"):
+        who = "a teacher that sees a hint" if needs_teacher else "a hint the student sees"
         yield (
-            f"method {run.method.name} needs a teacher that sees a hint; "
-            "choose --hint skillbank (turncredit list hints), or --method grpo"
+            f"method {name} needs {who}; choose --hint {needs.hint or 'skillbank'} "
+            "(turncredit list hints), or --method grpo"
+        )
+    limited = settings.teacher_start > 1 or settings.teacher_stop or needs.decay_steps
+    if limited and not needs.mix:
+        yield (
+            f"method {name} has no share that could start, stop or fall: leave teacher_start, "
+            "teacher_stop and mix_steps alone"
+        )
+    if settings.mix_schedule == "linear" and not settings.mix_steps:
+        yield "mix_schedule=linear needs mix_steps: the update at which the share is 0"
+    if settings.teacher_stop and settings.teacher_stop < settings.teacher_start:
+        yield (
+            f"teacher_stop={settings.teacher_stop} lies before "
+            f"teacher_start={settings.teacher_start}"
+        )
+    if (needs.snapshot == "trained") != bool(settings.teacher_run):
+        yield (
+            f"method {name} with teacher_snapshot {needs.snapshot}: a trained teacher, and only "
+            "that, is named by --teacher-run (a run folder or sampler weights)"
         )
 
 
@@ -77,6 +102,15 @@ def _bad_numbers(run: Run) -> Iterator[str]:
         "seed": (0 <= run.schedule.seed < 2**63, "0 or more, below 2**63"),
         "step_timeout": (0 < run.rollout.step_timeout < math.inf, "a positive number of seconds"),
         "teacher_reserve_tokens": (run.rollout.teacher_reserve_tokens >= 0, "0 or more"),
+        "average_decay": (0 < run.teacher.average_decay < 1, "above 0, below 1"),
+        "teacher_start": (run.teacher.teacher_start >= 1, "at least 1"),
+        "teacher_stop": (run.teacher.teacher_stop >= 0, "0 (none) or an update"),
+        "mix_steps": (run.teacher.mix_steps >= 0, "0 or more"),
+        "ask_tokens": (run.teacher.ask_tokens >= 1, "at least 1"),
+        "resample": (run.rollout.resample >= 1, "at least 1"),
+        "kl_coefficient": (0 <= optim.kl_coefficient < math.inf, "0 or more"),
+        "entropy_coefficient": (0 <= optim.entropy_coefficient < math.inf, "0 or more"),
+        "dual_clip": (optim.dual_clip is None or optim.dual_clip > 1, "a number above 1"),
         "noise_samples": (run.teacher.noise_samples >= 0, "0 or more"),
     }
     values = asdict(optim) | asdict(run.schedule) | asdict(run.rollout) | asdict(run.teacher)

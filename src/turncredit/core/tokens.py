@@ -1,17 +1,19 @@
 """Token offsets: the only place where positions are computed.
 
 A trajectory's tokens only ever grow; sampled ids are never decoded and encoded again. The
-teacher reads the same ids after a longer prompt, so every span moves by one constant: the
-difference of the two prompt lengths.
+teacher reads the same ids after a longer prompt, and perhaps with more between two turns, so every
+span moves by the number of ids put in before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
-from turncredit.core.datum import Datum
+from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import AlignmentError
 from turncredit.core.types import Array, Ids, Tokens, Trajectory, frozen_array
 
@@ -104,17 +106,37 @@ class TeacherView:
         return picked
 
 
-def teacher_view(trajectory: Trajectory, teacher_prompt: Ids) -> TeacherView:
-    """Put `teacher_prompt` in place of the student's prompt, and shift every span to match.
+def teacher_view(
+    trajectory: Trajectory,
+    teacher_prompt: Ids,
+    inserted: Mapping[int, Ids] = MappingProxyType({}),
+    turns: Sequence[int] | None = None,
+) -> TeacherView:
+    """Put `teacher_prompt` in place of the student's, insert ids later on, and shift every span.
+
+    Args:
+        trajectory: T tokens in K turns.
+        teacher_prompt: replaces the first `prompt_length` tokens.
+        inserted: position in the trajectory's tokens -> ids to put before it; never inside an
+            action, never in the prompt (that is `teacher_prompt`'s).
+        turns: the turns wanted, ascending (None: all); what follows the last of them is left out.
 
     Raises:
-        AlignmentError: the shifted spans do not hold the student's own action ids.
+        AlignmentError: an insertion where none may be, or the shifted spans do not hold the
+            student's own action ids.
     """
-    shift = len(teacher_prompt) - trajectory.prompt_length
-    tail = trajectory.tokens[trajectory.prompt_length :]
-    tokens = np.concatenate([np.asarray(teacher_prompt, np.int64), tail])
-    spans = tuple(Span(turn.start + shift, turn.stop + shift) for turn in trajectory.turns)
-    for k, span in enumerate(spans):
+    chosen = range(len(trajectory.turns)) if turns is None else turns
+    end = trajectory.turns[chosen[-1]].stop if chosen else len(trajectory.tokens)
+    _check_places(trajectory, inserted)
+    pieces: list[Ids | Tokens] = [teacher_prompt]
+    position = trajectory.prompt_length
+    for place in sorted(place for place in inserted if place < end):
+        pieces += [trajectory.tokens[position:place], inserted[place]]
+        position = place
+    pieces.append(trajectory.tokens[position:end])
+    tokens = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
+    spans = tuple(_shifted(trajectory, k, len(teacher_prompt), inserted) for k in chosen)
+    for k, span in zip(chosen, spans, strict=True):
         if not np.array_equal(tokens[span.start : span.stop], trajectory.action_tokens(k)):
             raise AlignmentError(
                 f"trajectory {trajectory.name}, turn {k} in the teacher's tokens",
@@ -124,10 +146,33 @@ def teacher_view(trajectory: Trajectory, teacher_prompt: Ids) -> TeacherView:
     return TeacherView(frozen_array(tokens, np.int64), spans)
 
 
+def _shifted(
+    trajectory: Trajectory, k: int, prompt_length: int, inserted: Mapping[int, Ids]
+) -> Span:
+    """Where the action of turn k lies in the teacher's tokens."""
+    turn = trajectory.turns[k]
+    shift = prompt_length - trajectory.prompt_length
+    shift += sum(len(ids) for place, ids in inserted.items() if place <= turn.start)
+    return Span(turn.start + shift, turn.stop + shift)
+
+
+def _check_places(trajectory: Trajectory, inserted: Mapping[int, Ids]) -> None:
+    trace = f"trajectory {trajectory.name}, an insertion"
+    for place in inserted:
+        if not trajectory.prompt_length <= place <= len(trajectory.tokens):
+            raise AlignmentError(trace, expected="a place after the prompt", got=place)
+        if any(turn.start < place < turn.stop for turn in trajectory.turns):
+            raise AlignmentError(trace, expected="a place outside actions", got=place)
+
+
 def to_datum(
     trajectory: Trajectory,
     advantage_K: tuple[Array, ...],
     distill_K: tuple[Array, ...] | None = None,
+    *,
+    teacher_K: tuple[Array, ...] | None = None,
+    reference_K: tuple[Array, ...] | None = None,
+    distribution: Distribution | None = None,
 ) -> Datum:
     """Lay per-turn token weights over the whole trajectory: zeros outside the action spans.
 
@@ -135,6 +180,9 @@ def to_datum(
         trajectory: K turns over T tokens.
         advantage_K: per turn (N,) weights.
         distill_K: per turn (N,) weights of a distillation term, or None.
+        teacher_K: per turn the teacher's log-probs, or None.
+        reference_K: per turn those of the initial policy, or None.
+        distribution: the teacher's, laid out as the trajectory, or None.
 
     Raises:
         AlignmentError: another number of turns or tokens than the trajectory has.
@@ -149,6 +197,9 @@ def to_datum(
         advantages=_spread(trajectory, advantage_K),
         mask=mask,
         distill=None if distill_K is None else _spread(trajectory, distill_K),
+        teacher=None if teacher_K is None else _spread(trajectory, teacher_K),
+        reference=None if reference_K is None else _spread(trajectory, reference_K),
+        distribution=distribution,
     )
 
 

@@ -9,16 +9,16 @@ no observation can end a turn or open another.
 
 from __future__ import annotations
 
-from turncredit.core.errors import ConfigError
+from turncredit.core.errors import AlignmentError, ConfigError
+from turncredit.core.looks import FRONT, STEP
 from turncredit.core.protocols import Environment, Tokenizer, Tool
-from turncredit.core.types import Ids, Observation, Task
+from turncredit.core.types import Ids, Observation, Task, Trajectory
 from turncredit.loop import toolcall
 from turncredit.loop.template import Layout, study
 from turncredit.loop.toolcall import Parsed
 
 NOTE_FORMAT = "Invalid format: the reply must end with one {tool} call. Nothing was done."
 NOTE_INADMISSIBLE = "That action is not available here."
-_HINT_OPENS = "Guidance for this task, from experience:\n"
 
 
 class Chat:
@@ -54,7 +54,9 @@ class Chat:
             system += "\n\n"
         self._system = self._text(system)
 
-    def prompt(self, task: Task, observation: Observation, hint: str | None = None) -> list[int]:
+    def prompt(
+        self, task: Task, observation: Observation, hint: str | None = None, step: str | None = None
+    ) -> list[int]:
         """Ids of the opening conversation, up to where the first action starts.
 
         Args:
@@ -62,19 +64,37 @@ class Chat:
             observation: the opening observation.
             hint: privileged text for the teacher: one insertion at the front of the system
                 message, every other id unchanged.
+            step: privileged text about the first turn: one insertion at the end of the opening.
         """
         layout = self.layout
         goal = task.payload.get("goal")
         opening = self._show(observation, 1, f"Task: {goal}" if goal else "")
-        block = [] if hint is None else self._text(f"{_HINT_OPENS}{hint.strip()}\n\n")
+        block = [] if hint is None else self._text(FRONT.format(hint.strip()))
         return [
             *layout.before_system,
             *block,
             *self._system,
             *layout.before_user,
             *self._text(opening),
+            *(() if step is None else self._text(STEP.format(step.strip()))),
             *layout.after_user,
         ]
+
+    def step_insertion(self, trajectory: Trajectory, k: int, text: str) -> tuple[int, list[int]]:
+        """Where privileged text about turn k > 0 goes, and its ids: the end of what was shown.
+
+        Raises:
+            AlignmentError: the trajectory's observations do not end as this template ends them.
+        """
+        start, tail = trajectory.turns[k].start, list(self.layout.after_reply)
+        place = start - len(tail)
+        if trajectory.tokens[place:start].tolist() != tail:
+            raise AlignmentError(
+                f"trajectory {trajectory.name}, end of the observation before turn {k}",
+                expected=tail,
+                got=trajectory.tokens[place:start].tolist(),
+            )
+        return place, self._text(self.layout.escape(STEP.format(text.strip())))
 
     def reply(
         self,

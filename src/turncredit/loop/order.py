@@ -21,6 +21,16 @@ class TaskOrder:
         self._tasks, self._seed, self._per_step = tasks, seed, per_step
         self._epoch, self._indices = -1, list[int]()
 
+    def more(self, step: int, taken: Sequence[Task], attempt: int) -> list[Task]:
+        """Other tasks for update `step`, when those `taken` were not enough; [] when none is left.
+
+        Drawn from the whole split, so that later updates take what they would have anyway.
+        """
+        seen = {task.id for task in taken}
+        left = [task for task in self._tasks if task.id not in seen]
+        rng = random.Random(f"{self._seed}/{step}/more/{attempt}")
+        return rng.sample(left, min(self._per_step, len(left)))
+
     def take(self, step: int) -> list[Task]:
         """The tasks of update `step` (counted from 0). An epoch's last few may stay unused."""
         steps_per_epoch = len(self._tasks) // self._per_step

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from turncredit.config import Run
 from turncredit.core.errors import ConfigError
-from turncredit.core.looks import Hint
-from turncredit.core.protocols import Backend, Environment
+from turncredit.core.needs import folds, lacks
+from turncredit.core.protocols import Backend, Capabilities, Environment
+from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
+from turncredit.loop.teacher import AnyHint
 
-LOSS = "ppo"
+_CLIPPED = ("ppo", "cispo", "gspo")  # importance sampling has no bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a backend is asked to minimise.
+
+    Attributes:
+        name: a policy loss and its terms, as `TrainingClient.forward_backward` takes it.
+        settings: their numbers.
+        folded: the method's term, when it is part of the advantages instead.
+        term_settings: the numbers of the method's term, wherever it is.
+    """
+
+    name: str
+    settings: Mapping[str, float]
+    folded: str = ""
+    term_settings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Environment, backend, hint and method of a run."""
+    """Environment, backend, hint, method and loss of a run.
+
+    `hinted` is the environment with the hint around it, for members that act under it.
+    """
 
     environment: Environment
+    hinted: HintedEnvironment | None
     backend: Backend
-    hint: Hint
+    hint: AnyHint
     method: Any
     method_config: Any
+    loss: Loss
 
 
 def open_parts(run: Run) -> Parts:
@@ -35,7 +60,8 @@ def open_parts(run: Run) -> Parts:
     method = run.method.load("method").target
     environment = run.env.load("env").create(run.env.config)
     backend: Backend = run.backend.load("backend").create(run.backend.config)
-    _check_backend(run, backend, needs_teacher=method.NEEDS_TEACHER)
+    capabilities = backend.capabilities()
+    _check_backend(run, capabilities, teacher=method.NEEDS_TEACHER)
     if run.schedule.train_split not in environment.splits:
         raise ConfigError(
             f"environment {run.env.name} has no split {run.schedule.train_split!r}; "
@@ -44,27 +70,62 @@ def open_parts(run: Run) -> Parts:
     # Refuses more tasks an update than there are.
     tasks = environment.tasks(run.schedule.train_split)
     TaskOrder(tasks, seed=run.schedule.seed, per_step=run.schedule.tasks_per_update)
+    hint: AnyHint = run.hint.load("hint").create(run.hint.config)
+    around = run.needs.student_hint != "none"
     return Parts(
         environment=environment,
+        hinted=HintedEnvironment(environment, hint, run.hint.name) if around else None,
         backend=backend,
-        hint=run.hint.load("hint").create(run.hint.config),
+        hint=hint,
         method=method,
         method_config=run.method.config,
+        loss=loss_of(run, capabilities),
     )
 
 
-def _check_backend(run: Run, backend: Backend, *, needs_teacher: bool) -> None:
-    capabilities = backend.capabilities()
-    if LOSS not in capabilities.losses:
+def loss_of(run: Run, capabilities: Capabilities) -> Loss:
+    """The loss of a run on a backend: its own term where the backend has it, else folded."""
+    needs, optim = run.needs, run.optim
+    method = run.method.load("method").target
+    settings: dict[str, float] = {}
+    if needs.loss in _CLIPPED:
+        low, high = needs.clip
+        settings |= {"clip_low_threshold": low, "clip_high_threshold": high}
+    if optim.dual_clip is not None:
+        settings["dual_clip"] = optim.dual_clip
+    folded = needs.term if folds(needs, capabilities) else ""
+    names = [needs.loss, *([needs.term] if needs.term and not folded else [])]
+    own: Mapping[str, float] = getattr(method, "loss_settings", lambda _: {})(run.method.config)
+    if not folded:
+        settings |= own
+    if optim.kl_coefficient:
+        names.append("kl")
+        settings["kl_coefficient"] = optim.kl_coefficient
+        settings["kl_order"] = float(optim.kl_estimator.removeprefix("k"))
+    if optim.entropy_coefficient:
+        names.append("entropy")
+        settings["entropy_coefficient"] = optim.entropy_coefficient
+    return Loss(name="+".join(names), settings=settings, folded=folded, term_settings=own)
+
+
+def _check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> None:
+    steps = run.optim.epochs * run.optim.minibatches
+    if reason := lacks(run.needs, capabilities, steps_per_snapshot=steps, teacher=teacher):
         raise ConfigError(
-            f'method {run.method.name} trains with the loss "{LOSS}", which backend '
-            f"{run.backend.name} lacks (it has {', '.join(sorted(capabilities.losses))})"
+            f"method {run.method.name} {reason}; backend {run.backend.name} cannot run it. "
+            "turncredit list methods shows which can"
         )
-    if needs_teacher and not capabilities.immutable_snapshots:
-        raise ConfigError(
-            f"method {run.method.name} scores with the sampling snapshot, but backend "
-            f"{run.backend.name} changes snapshots while it trains; use another backend"
-        )
+    for name, coefficient in (
+        ("kl", run.optim.kl_coefficient),
+        ("entropy", run.optim.entropy_coefficient),
+    ):
+        if coefficient and name not in capabilities.terms:
+            raise ConfigError(
+                f"{name}_coefficient={coefficient}: backend {run.backend.name} has no {name} term; "
+                "leave it at 0, or use --backend local"
+            )
+    if run.optim.dual_clip is not None and run.needs.loss != "ppo":
+        raise ConfigError(f'dual_clip belongs to the loss "ppo", not "{run.needs.loss}"; drop it')
     needed = run.rollout.max_trajectory_tokens + run.rollout.teacher_reserve_tokens
     limit = capabilities.max_seq_len
     if limit is not None and needed > limit:

@@ -97,6 +97,7 @@ async def rollout(
     group_size: int,
     run_seed: int,
     step: int,
+    first_member: int = 0,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Group]:
     """Sample `group_size` trajectories per task from the client's snapshot.
@@ -110,6 +111,7 @@ async def rollout(
         group_size: members per group (G).
         run_seed: with `step`, task and member it fixes every sample.
         step: the training step.
+        first_member: number of the first member of each group.
         on_done: called with each finished trajectory, in the order they finish.
 
     Raises:
@@ -124,7 +126,8 @@ async def rollout(
             on_done(done)
         return done
 
-    calls = [partial(one, task, member) for task in tasks for member in range(group_size)]
+    numbers = range(first_member, first_member + group_size)
+    calls = [partial(one, task, member) for task in tasks for member in numbers]
     played = await bounded(calls, limits.max_concurrency)
     groups = []
     for i, task in enumerate(tasks):

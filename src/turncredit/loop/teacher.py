@@ -1,7 +1,7 @@
-"""The student's own tokens, scored again by the same snapshot with privileged text in front.
+"""The student's own tokens, scored again with privileged text among what it saw.
 
-The teacher reads exactly what the student read and wrote, with one insertion: the hint, at the
-front of the system message. One request per trajectory; nothing is cut or tokenised again.
+The teacher reads exactly what the student read and wrote, with insertions: a hint in front, or
+before single turns. One request per look at a trajectory; nothing is cut or tokenised again.
 """
 
 from __future__ import annotations
@@ -10,142 +10,149 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
-from typing import Any, TypeVar
 
 import numpy as np
 
-from turncredit.core.errors import AlignmentError, ConfigError
-from turncredit.core.looks import Hint
-from turncredit.core.protocols import SamplingClient
+from turncredit.core.datum import Distribution
+from turncredit.core.errors import AlignmentError, BackendError, ConfigError
+from turncredit.core.looks import FRONT, Hint, Insertion, Look, LookingHint, Place
+from turncredit.core.protocols import DistributionClient, SamplingClient
 from turncredit.core.tokens import TeacherView, teacher_view
-from turncredit.core.types import Array, Group, Ids, ScoredTrajectory, Trajectory
+from turncredit.core.types import Array, Group, ScoredTrajectory, Trajectory
 from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import bounded
+from turncredit.loop.rescoring import check_snapshots, own_prompt, scores
 
-T = TypeVar("T", bound=Trajectory)
+AnyHint = Hint | LookingHint
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseReport:
-    """How far scoring the same context twice moves log-probs: the floor under any evidence.
+class Reading:
+    """One look at one trajectory, in tokens.
 
     Attributes:
-        trajectories: how many were scored.
-        turns: how many turns they have.
-        tokens: how many action tokens.
-        evidence_noise: mean over turns of |sum of the gaps|, nats: compare `evidence_abs_mean`.
-        token_noise: mean over tokens of |gap|, nats.
-        token_max: the largest |gap| of a token, nats.
+        look: what was asked for.
+        turns: the turns it judges, ascending.
+        view: what the teacher reads.
     """
 
-    trajectories: int
-    turns: int
-    tokens: int
-    evidence_noise: float
-    token_noise: float
-    token_max: float
+    look: Look
+    turns: tuple[int, ...]
+    view: TeacherView
 
 
-async def score(
-    groups: Sequence[Group],
-    hint: Hint,
-    chat: Chat,
-    client: SamplingClient,
-    *,
-    concurrency: int = 16,
-    max_tokens: int,
-) -> list[Group]:
-    """Give every trajectory the teacher's log-probs: `Group`s of `ScoredTrajectory`.
+Readings = tuple[Reading, ...]
 
-    A task for which `hint` has nothing to say (None) gets no teacher: its `teacher_K` equals the
-    student's log-probs, so every gap is exactly 0, and its `hint_hash` is empty (`unhinted`
-    counts these). Trajectories without turns cost no request. Faults are passed through.
+
+def read(
+    groups: Sequence[Group], hint: AnyHint, chat: Chat, *, max_tokens: int
+) -> list[list[Readings]]:
+    """What the teacher will read: per group and member its looks, in tokens.
 
     Args:
-        groups: sampled from the client's snapshot.
-        hint: the privileged text, asked once per group.
+        groups: as sampled.
+        hint: the privileged text; a source that prepares has done so.
         chat: the form the student saw; its prompt is built again and compared.
-        client: bound to the very snapshot that sampled.
-        concurrency: requests in flight.
         max_tokens: longest sequence the teacher may read (trajectory budget plus reserve).
 
     Raises:
-        ConfigError: the hinted trajectory is longer than `max_tokens` (never cut), or a hint is
+        ConfigError: a hinted trajectory is longer than `max_tokens` (never cut), or a hint is
             empty.
-        AlignmentError: another snapshot, another prompt than the student's, or scores that do
-            not match the tokens.
+        AlignmentError: another prompt than the student's.
     """
-    plan = []
-    for group in groups:
-        text = hint.text(group.task, group) if group.trajectories else None
-        if text is not None and not text.strip():
-            raise ConfigError(
-                f"the hint for task {group.task.id} is empty; a source with nothing to say "
-                "returns None"
-            )
-        views = [_view(t, text, chat, client, max_tokens) for t in group.trajectories]
-        plan.append((group, "" if text is None else _hash(text), views))
-    requests = [
-        partial(_ask, client, view, trajectory)
-        for group, _, views in plan
-        for trajectory, view in zip(group.trajectories, views, strict=True)
-    ]
-    answers = iter(await bounded(requests, concurrency))
-    return [_scored(group, digest, client.snapshot_id, answers) for group, digest, _ in plan]
-
-
-async def rescore(
-    groups: Sequence[Group], client: SamplingClient, *, concurrency: int = 16
-) -> list[Group]:
-    """Replace the student's sampled log-probs by a full pass over the same tokens.
-
-    The student side of a gap then comes from the same path as the teacher's, so what differs
-    between decoding and scoring (in bf16 more than 0.05 nats a token) cancels.
-
-    Raises:
-        AlignmentError: another snapshot, or scores that do not match the tokens.
-    """
-    members = [t for group in groups for t in group.trajectories]
-    requests = [partial(_ask, client, _own_view(t, client), t) for t in members]
-    answers = iter(await bounded(requests, concurrency))
     return [
-        replace(group, trajectories=tuple(_rescored(t, next(answers)) for t in group.trajectories))
+        [
+            _readings(trajectory, looks, chat, max_tokens)
+            for trajectory, looks in zip(group.trajectories, looks_at(group, hint), strict=True)
+        ]
         for group in groups
     ]
 
 
-async def null_control(
-    groups: Sequence[Group], client: SamplingClient, *, sample: int = 8, concurrency: int = 16
-) -> NoiseReport:
-    """Score some trajectories as the teacher would, but with the student's own prompt.
+async def score(
+    groups: Sequence[Group],
+    readings: Sequence[Sequence[Readings]],
+    client: SamplingClient,
+    *,
+    concurrency: int = 16,
+    same_snapshot: bool = True,
+) -> list[Group]:
+    """Give every trajectory the teacher's log-probs: `Group`s of `ScoredTrajectory`.
 
-    Every gap should be 0; what is found instead is noise of the numbers, not evidence.
+    A turn that no look covers gets the student's own log-probs, so its gap is exactly 0; a
+    trajectory without any look also has an empty `hint_hash` (`unhinted` counts these).
 
     Args:
-        groups: with the student log-probs that credit will use.
-        client: bound to the snapshot that sampled.
-        sample: how many trajectories at most, taken in turn from each group.
+        groups: as sampled.
+        readings: what `read` made of them.
+        client: the teacher.
         concurrency: requests in flight.
+        same_snapshot: the teacher must be the snapshot that sampled.
+
+    Raises:
+        AlignmentError: another snapshot, or scores that do not match the tokens.
     """
-    chosen = _spread([group.trajectories for group in groups], sample)
-    requests = [partial(_ask, client, _own_view(t, client), t) for t in chosen]
-    answers = await bounded(requests, concurrency)
-    gap_K = [
-        score_N - turn.logprob_N
-        for t, scores_K in zip(chosen, answers, strict=True)
-        for turn, score_N in zip(t.turns, _or_own(t, scores_K), strict=True)
+    if same_snapshot:
+        check_snapshots(groups, client)
+    requests = [
+        partial(scores, client, reading.view, trajectory)
+        for _, trajectory, mine in _members(groups, readings)
+        for reading in mine
     ]
-    if not gap_K:
-        return NoiseReport(0, 0, 0, 0.0, 0.0, 0.0)
-    size = np.abs(np.concatenate(gap_K))
-    return NoiseReport(
-        trajectories=len(chosen),
-        turns=len(gap_K),
-        tokens=len(size),
-        evidence_noise=float(np.mean([abs(gap_N.sum()) for gap_N in gap_K])),
-        token_noise=float(size.mean()),
-        token_max=float(size.max()),
+    answers = iter(await bounded(requests, concurrency))
+    members = iter(
+        _scored(trajectory, mine, [next(answers) for _ in mine], client.snapshot_id)
+        for _, trajectory, mine in _members(groups, readings)
     )
+    return [replace(g, trajectories=tuple(next(members) for _ in g.trajectories)) for g in groups]
+
+
+def nobody_looked(groups: Sequence[Group]) -> list[Group]:
+    """Scored groups without a teacher: every gap is 0. For updates the teacher takes no part in."""
+    return [
+        replace(g, trajectories=tuple(_scored(t, (), [], "") for t in g.trajectories))
+        for g in groups
+    ]
+
+
+async def distributions(
+    groups: Sequence[Group],
+    readings: Sequence[Sequence[Readings]],
+    client: SamplingClient,
+    *,
+    k: int,
+    temperature: float = 1.0,
+    concurrency: int = 16,
+) -> list[list[Distribution | None]]:
+    """The teacher's distribution at every action token, in the layout of the student's rows.
+
+    Args:
+        groups: as sampled.
+        readings: what `read` made of them; of several looks at a turn the first counts.
+        client: the teacher; a `DistributionClient`.
+        k: likeliest tokens kept; below 0 the whole vocabulary.
+        temperature: divides the logits.
+        concurrency: requests in flight.
+
+    Returns:
+        Per group and member (T, k), NaN where nobody looked; None without any look.
+    """
+    if not isinstance(client, DistributionClient):
+        raise BackendError("the teacher's backend gives no distributions over the vocabulary")
+    plan = list(_members(groups, readings))
+
+    async def ask(view: TeacherView) -> Distribution:
+        tokens = view.tokens.tolist()
+        last_n = len(tokens) - view.spans[0].start
+        return await client.distribution(tokens, last_n=last_n, k=k, temperature=temperature)
+
+    requests = [partial(ask, r.view) for _, _, mine in plan for r in mine if r.turns]
+    answers = iter(await bounded(requests, concurrency))
+    out: list[list[Distribution | None]] = [[] for _ in groups]
+    for g, trajectory, mine in plan:
+        found = [(r, next(answers)) for r in mine if r.turns]
+        out[g].append(_merged(trajectory, found) if found else None)
+    return out
 
 
 def unhinted(groups: Sequence[Group]) -> int:
@@ -154,97 +161,129 @@ def unhinted(groups: Sequence[Group]) -> int:
     return sum(isinstance(t, ScoredTrajectory) and not t.hint_hash for t in members)
 
 
-def _hash(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
+# ── looks ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_snapshot(trajectory: Trajectory, snapshot_id: str) -> None:
-    if trajectory.snapshot_id != snapshot_id:
-        raise AlignmentError(
-            f"trajectory {trajectory.name}: the teacher's snapshot",
-            expected=trajectory.snapshot_id,
-            got=snapshot_id,
+def looks_at(group: Group, hint: AnyHint) -> list[tuple[Look, ...]]:
+    """The looks at each member; a plain hint is one look with its text in front.
+
+    Raises:
+        ConfigError: an empty hint, or looks for another number of members.
+    """
+    if not group.trajectories:
+        return []
+    if isinstance(hint, LookingHint):
+        looks = [tuple(mine) for mine in hint.looks(group)]
+        if len(looks) != len(group.trajectories):
+            raise AlignmentError(
+                f"group {group.task.id}, looks of the hint source",
+                expected=f"one entry for each of {len(group.trajectories)} members",
+                got=len(looks),
+            )
+        return looks
+    text = hint.text(group.task, group)
+    if text is None:
+        return [()] * len(group.trajectories)
+    if not text.strip():
+        raise ConfigError(
+            f"the hint for task {group.task.id} is empty; a source with nothing to say returns None"
         )
+    return [(Look((Insertion(text),)),)] * len(group.trajectories)
 
 
-def _view(
-    trajectory: Trajectory, hint: str | None, chat: Chat, client: SamplingClient, max_tokens: int
-) -> TeacherView | None:
-    """What the teacher reads, or None when there is nothing to score."""
-    _check_snapshot(trajectory, client.snapshot_id)
-    if hint is None or not trajectory.turns:
-        return None
-    own = _own_prompt(trajectory)
+def _readings(
+    trajectory: Trajectory, looks: Sequence[Look], chat: Chat, max_tokens: int
+) -> Readings:
+    if not looks or not trajectory.turns:
+        return ()
     again = chat.prompt(trajectory.task, trajectory.opening)
-    if again != own:
+    if again != (own := own_prompt(trajectory)):
         raise AlignmentError(
             f"trajectory {trajectory.name}: the prompt rendered again", expected=own, got=again
         )
-    prompt = chat.prompt(trajectory.task, trajectory.opening, hint=hint)
-    view = teacher_view(trajectory, prompt)
-    if len(view.tokens) > max_tokens:
+    return tuple(_reading(trajectory, look, chat, max_tokens) for look in looks)
+
+
+def _reading(trajectory: Trajectory, look: Look, chat: Chat, max_tokens: int) -> Reading:
+    count = len(trajectory.turns)
+    turns = tuple(range(count)) if look.turns is None else tuple(sorted(set(look.turns)))
+    places = [i.at for i in look.insertions if isinstance(i.at, int)]
+    if outside := [k for k in (*turns, *places) if not 0 <= k < count]:
+        raise AlignmentError(
+            f"trajectory {trajectory.name}, a look", expected=f"turns below {count}", got=outside
+        )
+    text: dict[Place, str] = {}
+    for i in look.insertions:
+        text[i.at] = f"{text[i.at]}\n\n{i.text.strip()}" if i.at in text else i.text.strip()
+    opening = trajectory.opening
+    if "opening" in text:
+        opening = replace(opening, text=FRONT.format(text["opening"]) + opening.text)
+    prompt = chat.prompt(trajectory.task, opening, hint=text.get("system"), step=text.get(0))
+    later = dict(chat.step_insertion(trajectory, k, text[k]) for k in {*places} if k > 0)
+    view = teacher_view(trajectory, prompt, later, turns)
+    if (length := len(view.tokens)) > max_tokens:
+        own = trajectory.turns[turns[-1]].stop if turns else len(trajectory.tokens)
         raise ConfigError(
-            f"trajectory {trajectory.name}: the teacher would read {len(view.tokens)} tokens "
-            f"({len(trajectory.tokens)} of the trajectory, {len(prompt) - len(own)} of the hint), "
+            f"trajectory {trajectory.name}: the teacher would read {length} tokens "
+            f"({own} of the trajectory, {length - own} of the hint), "
             f"more than its {max_tokens}; raise --teacher-reserve-tokens, or use a shorter hint"
         )
-    return view
+    return Reading(look, turns, view)
 
 
-def _own_prompt(trajectory: Trajectory) -> list[int]:
-    return trajectory.tokens[: trajectory.prompt_length].tolist()
+# ── putting together ─────────────────────────────────────────────────────────────────────────
 
 
-def _own_view(trajectory: Trajectory, client: SamplingClient) -> TeacherView | None:
-    _check_snapshot(trajectory, client.snapshot_id)
-    return teacher_view(trajectory, _own_prompt(trajectory)) if trajectory.turns else None
-
-
-async def _ask(
-    client: SamplingClient, view: TeacherView | None, trajectory: Trajectory
-) -> tuple[Array, ...] | None:
-    """Per turn the scores of its tokens, by one request; None without a view."""
-    if view is None:
-        return None
-    tokens: Ids = view.tokens.tolist()
-    result = await client.compute_logprobs(tokens, last_n=len(tokens) - view.spans[0].start)
-    _check_snapshot(trajectory, result.snapshot_id)
-    return view.pick(result.logprobs, f"trajectory {trajectory.name}")
+def _members(
+    groups: Sequence[Group], readings: Sequence[Sequence[Readings]]
+) -> Iterator[tuple[int, Trajectory, Readings]]:
+    for g, (group, mine_G) in enumerate(zip(groups, readings, strict=True)):
+        for trajectory, mine in zip(group.trajectories, mine_G, strict=True):
+            yield g, trajectory, mine
 
 
 def _scored(
-    group: Group, digest: str, snapshot_id: str, answers: Iterator[tuple[Array, ...] | None]
-) -> Group:
-    return replace(
-        group,
-        trajectories=tuple(
-            ScoredTrajectory(
-                **_values(t),
-                teacher_K=_or_own(t, next(answers)),
-                hint_hash=digest,
-                teacher_snapshot_id=snapshot_id,
-            )
-            for t in group.trajectories
-        ),
+    trajectory: Trajectory,
+    readings: Readings,
+    scores_L: Sequence[tuple[Array, ...]],
+    snapshot_id: str,
+) -> ScoredTrajectory:
+    values = {f.name: getattr(trajectory, f.name) for f in fields(Trajectory)}
+    named = list(dict.fromkeys(r.look.name for r in readings if r.look.name))
+    streams = {name: _first_of(trajectory, readings, scores_L, name) for name in named}
+    values["streams"] = {**trajectory.streams, **streams}
+    texts = [insertion.text for r in readings for insertion in r.look.insertions]
+    return ScoredTrajectory(
+        **values,
+        teacher_K=_first_of(trajectory, readings, scores_L, None),
+        hint_hash=sha256("\x1f".join(texts).encode()).hexdigest() if texts else "",
+        teacher_snapshot_id=snapshot_id,
     )
 
 
-def _values(trajectory: Trajectory) -> dict[str, Any]:
-    return {f.name: getattr(trajectory, f.name) for f in fields(Trajectory)}
+def _first_of(
+    trajectory: Trajectory,
+    readings: Readings,
+    scores_L: Sequence[tuple[Array, ...]],
+    name: str | None,
+) -> tuple[Array, ...]:
+    """Per turn the scores of the first look (called `name`) that covers it, else the student's."""
+    found: dict[int, Array] = {}
+    for reading, scores_K in zip(readings, scores_L, strict=True):
+        if name is None or reading.look.name == name:
+            for k, score_N in zip(reading.turns, scores_K, strict=True):
+                found.setdefault(k, score_N)
+    return tuple(found.get(k, turn.logprob_N) for k, turn in enumerate(trajectory.turns))
 
 
-def _or_own(trajectory: Trajectory, scores_K: tuple[Array, ...] | None) -> tuple[Array, ...]:
-    return tuple(t.logprob_N for t in trajectory.turns) if scores_K is None else scores_K
-
-
-def _rescored(trajectory: T, scores_K: tuple[Array, ...] | None) -> T:
-    pairs = zip(trajectory.turns, _or_own(trajectory, scores_K), strict=True)
-    turns = tuple(replace(turn, logprob_N=score_N) for turn, score_N in pairs)
-    return replace(trajectory, turns=turns, logprobs="rescored")
-
-
-def _spread(members_G: Sequence[Sequence[Trajectory]], sample: int) -> list[Trajectory]:
-    """Up to `sample` trajectories with turns: the first of each group first."""
-    longest = max((len(members) for members in members_G), default=0)
-    in_turn = [m[i] for i in range(longest) for m in members_G if i < len(m) and m[i].turns]
-    return in_turn[:sample]
+def _merged(trajectory: Trajectory, found: Sequence[tuple[Reading, Distribution]]) -> Distribution:
+    """Distributions moved from the teacher's positions to the student's."""
+    width = found[0][1].ids.shape[1]
+    ids = np.zeros((len(trajectory.tokens), width), np.int64)
+    logprobs = np.full((len(trajectory.tokens), width), np.nan, np.float32)
+    for reading, given in reversed(found):  # the first look is written last, and stays
+        for k, span in zip(reading.turns, reading.view.spans, strict=True):
+            turn = trajectory.turns[k]
+            ids[turn.start : turn.stop] = given.ids[span.start : span.stop]
+            logprobs[turn.start : turn.stop] = given.logprobs[span.start : span.stop]
+    return Distribution(ids, logprobs)

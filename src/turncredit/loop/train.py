@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from turncredit.backends import selfcheck
 from turncredit.config import Run
 from turncredit.core.errors import DataError
-from turncredit.core.protocols import AdamParams, SamplingClient, Tracker, TrainingClient
-from turncredit.core.types import Credit, Group
-from turncredit.loop import metrics, teacher
+from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
+from turncredit.core.types import Credit
+from turncredit.loop import metrics
 from turncredit.loop.chat import Chat
-from turncredit.loop.data import Rows, build_rows
-from turncredit.loop.order import TaskOrder
-from turncredit.loop.parts import LOSS, Parts
+from turncredit.loop.data import Rows, batches, build_rows, folded, reduced
+from turncredit.loop.looking import Looked, Looking
+from turncredit.loop.parts import Parts
 from turncredit.loop.remarks import refuse_hopeless, remarks
-from turncredit.loop.rollout import Limits, rollout
+from turncredit.loop.sampler import Sampler, limits_of
+from turncredit.loop.teachers import started_from
 from turncredit.record import ledger as ledgers
 from turncredit.record.ledger import Ledger
 from turncredit.record.runlog import RunFolder
@@ -47,14 +47,6 @@ class Listener:
         """Something a person should read."""
 
 
-@dataclass(frozen=True)
-class Looked:
-    """The groups of a step after every look at them."""
-
-    groups: list[Group]
-    metrics: Mapping[str, float]
-
-
 class Trainer:
     """One run over one folder; `await run()` makes the updates that are still missing."""
 
@@ -64,7 +56,6 @@ class Trainer:
         self._run, self._parts, self._folder = run, parts, folder
         self._tracker, self._listener = tracker, listener
         self._ledger = Ledger()
-        self._rescored = run.teacher.student_logprobs == "rescored"
         self._mismatch: dict[str, float] = {}  # measured at the start, logged with update 1
         self._chat = Chat(
             parts.backend.get_tokenizer(),
@@ -72,18 +63,15 @@ class Trainer:
             max_turns=run.rollout.max_turns,
             include_admissible_actions=run.rollout.include_admissible_actions,
         )
-        self._order = TaskOrder(
-            parts.environment.tasks(run.schedule.train_split),
-            seed=run.schedule.seed,
-            per_step=run.schedule.tasks_per_update,
-        )
-        self._limits = Limits(
-            max_turns=run.rollout.max_turns,
-            max_trajectory_tokens=run.rollout.max_trajectory_tokens,
-            max_action_tokens=run.rollout.max_action_tokens,
-            temperature=run.rollout.temperature,
-            top_p=run.rollout.top_p,
-            step_timeout=run.rollout.step_timeout,
+        self._limits = limits_of(run)
+        self._sampler = Sampler(run, parts, self._chat, self._limits)
+        self._looking = Looking(run, parts, self._chat, folder)
+        self._adam = AdamParams(
+            learning_rate=run.optim.learning_rate,
+            beta1=run.optim.adam_beta1,
+            beta2=run.optim.adam_beta2,
+            weight_decay=run.optim.weight_decay,
+            grad_clip_norm=run.optim.grad_clip_norm,
         )
 
     async def run(self) -> None:
@@ -97,10 +85,13 @@ class Trainer:
         schedule = self._run.schedule
         if done >= schedule.max_steps:
             self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
-        for step in range(done + 1, schedule.max_steps + 1):
-            await self._step(step, training)
-            if step % schedule.save_every == 0 or step == schedule.max_steps:
-                await self._save(step, training)
+        try:
+            for step in range(done + 1, schedule.max_steps + 1):
+                await self._step(step, training)
+                if step % schedule.save_every == 0 or step == schedule.max_steps:
+                    await self._save(step, training)
+        finally:
+            await self._looking.close()
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────
 
@@ -117,13 +108,13 @@ class Trainer:
                 seed=self._run.schedule.seed,
                 save_dir=str(self._folder.checkpoint_dir),
                 from_state=self._folder.resolve(last["state"]) if last else None,
+                **({} if last else started_from(self._run)),
             )
         except DataError as error:
             raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
+        await self._looking.begin(training, last)
         if last is None:
             await self._check_logprobs(training)
-        else:
-            self._rescored = last["student_logprobs"] == "rescored"
         return done, training
 
     async def _check_logprobs(self, training: TrainingClient) -> None:
@@ -137,7 +128,7 @@ class Trainer:
         for warning in report.judge():
             self._listener.note(warning)
         if self._run.teacher.student_logprobs == "auto":
-            self._rescored = report.prefers_rescoring
+            self._looking.rescores = report.prefers_rescoring
 
     # ── one update ───────────────────────────────────────────────────────────────────────────
 
@@ -145,88 +136,46 @@ class Trainer:
         client = await training.save_weights_and_get_sampling_client()
         try:
             with self._phase(step, "rollout"):
-                groups = await self._rollout(step, client)
+                groups = await self._sampler.sample(step, client, self._listener.progress)
             refuse_hopeless(groups, self._limits)
-            looked = await self._look(step, groups, client)
+            with self._phase(step, "teacher", teacher=True):
+                looked = await self._looking.look(step, groups, client, training)
         finally:
             await client.close()
         with self._phase(step, "credit"):
-            method, config = self._parts.method, self._parts.method_config
-            credits = [method.credit(group, config) for group in looked.groups]
-            rows = build_rows(looked.groups, credits)
+            method, loss = self._parts.method, self._parts.loss
+            credits = [method.credit(group, looked.config) for group in looked.groups]
+            weights = credits
+            if loss.folded:
+                weights = folded(looked.groups, credits, loss.folded, loss.term_settings)
+            rows = build_rows(looked.groups, weights, looked.distributions)
         with self._phase(step, "update"):
-            update = await self._update(training, rows)
+            update = await self._update(step, training, rows)
         self._record(step, looked, credits, rows, update)
 
-    async def _rollout(self, step: int, client: SamplingClient) -> list[Group]:
-        schedule = self._run.schedule
-        finished, total = 0, schedule.tasks_per_update * schedule.group_size
-
-        def count(_: object) -> None:
-            nonlocal finished
-            finished += 1
-            self._listener.progress(finished, total)
-
-        return await rollout(
-            self._order.take(step - 1),
-            self._parts.environment,
-            self._chat,
-            client,
-            self._limits,
-            group_size=schedule.group_size,
-            run_seed=schedule.seed,
-            step=step,
-            on_done=count,
-        )
-
-    async def _look(self, step: int, groups: list[Group], client: SamplingClient) -> Looked:
-        """Rescore the student if need be, let the teacher look, and measure the noise floor."""
-        settings, budget = self._run.teacher, self._run.rollout
-        found: dict[str, float] = {}
-        with self._phase(step, "teacher", teacher=True):
-            if self._rescored:
-                groups = await teacher.rescore(
-                    groups, client, concurrency=settings.teacher_concurrency
-                )
-            if self._parts.method.NEEDS_TEACHER:
-                groups = await teacher.score(
-                    groups,
-                    self._parts.hint,
-                    self._chat,
-                    client,
-                    concurrency=settings.teacher_concurrency,
-                    max_tokens=budget.max_trajectory_tokens + budget.teacher_reserve_tokens,
-                )
-                found["opsd/unhinted"] = teacher.unhinted(groups)
-                if settings.noise_samples:
-                    noise = await teacher.null_control(
-                        groups, client, sample=settings.noise_samples
-                    )
-                    found["opsd/evidence_noise"] = noise.evidence_noise
-        return Looked(groups, found)
-
-    async def _update(self, training: TrainingClient, rows: Rows) -> dict[str, float]:
-        if not rows.data:
-            return {"skipped": 1.0}
-        optim = self._run.optim
-        output = await training.forward_backward(
+    async def _update(self, step: int, training: TrainingClient, rows: Rows) -> dict[str, float]:
+        optim, loss = self._run.optim, self._parts.loss
+        seen: list[dict[str, float]] = []
+        for data in batches(
             rows.data,
-            loss_fn=LOSS,
-            loss_fn_config={
-                "clip_low_threshold": self._run.needs.clip[0],
-                "clip_high_threshold": self._run.needs.clip[1],
-            },
-        )
-        stepped = await training.optim_step(
-            AdamParams(
-                learning_rate=optim.learning_rate,
-                beta1=optim.adam_beta1,
-                beta2=optim.adam_beta2,
-                weight_decay=optim.weight_decay,
-                grad_clip_norm=optim.grad_clip_norm,
+            epochs=optim.epochs,
+            minibatches=optim.minibatches,
+            seed=f"{self._run.schedule.seed}/{step}",
+        ):
+            output = await training.forward_backward(
+                reduced(
+                    data,
+                    self._run.needs.aggregation,
+                    longest=self._run.rollout.max_trajectory_tokens,
+                ),
+                loss_fn=loss.name,
+                loss_fn_config=loss.settings,
             )
-        )
-        return {"skipped": 0.0, **output.metrics, **stepped}
+            seen.append({**output.metrics, **await training.optim_step(self._adam)})
+        if not seen:
+            return {"skipped": 1.0}
+        means = {name: sum(row.get(name, 0.0) for row in seen) / len(seen) for name in seen[0]}
+        return {"skipped": 0.0, "optimizer_steps": float(len(seen)), **means}
 
     # ── recording ────────────────────────────────────────────────────────────────────────────
 
@@ -241,10 +190,13 @@ class Trainer:
         with self._phase(step, "record"):
             self._folder.write_trajectories(step, looked.groups, credits)
         cost = self._ledger.end_step()
+        sampled = metrics.rollout_metrics(looked.groups)
         row = {
-            **metrics.rollout_metrics(looked.groups),
+            **sampled,
             **metrics.credit_metrics(credits),
             **looked.metrics,
+            **self._sampler.metrics,
+            **self._looking.observe(looked, sampled.get("reward/success_rate", 0.0)),
             **(self._mismatch if step == 1 else {}),
             **metrics.prefixed("train", {**rows.counts, **update}),
             **ledgers.metrics(cost),
@@ -265,7 +217,7 @@ class Trainer:
         record = {
             "state": self._folder.relative(state),
             "sampler": self._folder.relative(sampler),
-            "student_logprobs": "rescored" if self._rescored else "sampled",
+            **self._looking.record(),
         }
         self._folder.append_checkpoint(step, record)
         self._listener.saved(step, {**record, "state": state, "sampler": sampler})

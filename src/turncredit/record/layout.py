@@ -14,6 +14,7 @@ LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
 _OURS = ("config.json", "environment.json", *LINES, "trajectories", "checkpoints")
 _OURS_LATER = ("audit.json", "report.html", "mirrors", "run.lock")
 _CHECKPOINT = re.compile(r"step-\d{6,}")
+_TEACHER = re.compile(r"teacher-(\d{6,})")
 _TRAJECTORIES = re.compile(r"\d{6,}\.jsonl\.gz")
 _TEMPORARY = re.compile(r"\..*\.tmp")
 
@@ -23,9 +24,10 @@ def foreign(run: Path) -> Iterator[str]:
     for place in run.glob("*"):
         if place.name not in (*_OURS, *_OURS_LATER) and not _TEMPORARY.fullmatch(place.name):
             yield place.name
-    for folder, ours in (("trajectories", _TRAJECTORIES), ("checkpoints", _CHECKPOINT)):
+    ours = {"trajectories": (_TRAJECTORIES,), "checkpoints": (_CHECKPOINT, _TEACHER)}
+    for folder, patterns in ours.items():
         for place in (run / folder).glob("*"):
-            if not ours.fullmatch(place.name) and not _TEMPORARY.fullmatch(place.name):
+            if not any(p.fullmatch(place.name) for p in (*patterns, _TEMPORARY)):
                 yield f"{folder}/{place.name}"
 
 
@@ -39,6 +41,12 @@ def checkpoint_folders(run: Path) -> list[Path]:
     """The folders of all checkpoints, announced or not, ascending."""
     places = sorted((run / "checkpoints").glob("*"))
     return [p for p in places if p.is_dir() and _CHECKPOINT.fullmatch(p.name)]
+
+
+def teacher_folders(run: Path) -> list[tuple[int, Path]]:
+    """The folders of all stale teachers, with the updates made when they were taken, ascending."""
+    found = [(_TEACHER.fullmatch(p.name), p) for p in sorted((run / "checkpoints").glob("*"))]
+    return [(int(match[1]), p) for match, p in found if match]
 
 
 def remove_leftovers(run: Path) -> None:

@@ -164,6 +164,10 @@ class RunFolder:
         """Where the files of a checkpoint belong."""
         return self.checkpoint_dir / f"step-{step:06d}"
 
+    def teacher_path(self, done: int) -> Path:
+        """Where the weights of a stale teacher belong, taken when `done` updates were made."""
+        return self.checkpoint_dir / f"teacher-{done:06d}"
+
     def relative(self, place: str) -> str:
         """A saved place as recorded: below this folder, so that a run can be moved; URIs as is."""
         if "://" in place or not Path(place).resolve().is_relative_to(self.path.resolve()):
@@ -264,6 +268,9 @@ class RunFolder:
         announced = {self.checkpoint_path(row["step"]) for row in self.checkpoints()}
         for folder in layout.checkpoint_folders(self.path):
             if folder not in announced:
+                shutil.rmtree(folder)
+        for done, folder in layout.teacher_folders(self.path):
+            if done >= step:  # taken again by the next update, from the same weights
                 shutil.rmtree(folder)
         layout.remove_leftovers(self.path)
 
