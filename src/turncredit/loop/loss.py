@@ -57,7 +57,7 @@ def _ratio(log_ratio: Array) -> Array:
     return np.exp(np.clip(log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
 
 
-def _clipped(ratio: Array, advantage: Array, settings: Settings) -> TokenLoss:
+def clipped_objective(ratio: Array, advantage: Array, settings: Settings) -> TokenLoss:
     """max(-A ratio, -A clip(ratio)) and its derivative by the log of the ratio."""
     low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
     plain, bounded = -advantage * ratio, -advantage * np.clip(ratio, low, high)
@@ -73,7 +73,7 @@ def _clipped(ratio: Array, advantage: Array, settings: Settings) -> TokenLoss:
 
 
 def _ppo(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
-    return _clipped(_ratio(new - old), advantage, settings)
+    return clipped_objective(_ratio(new - old), advantage, settings)
 
 
 def _importance_sampling(new: Array, old: Array, advantage: Array, settings: Settings) -> TokenLoss:
@@ -100,7 +100,7 @@ def _gspo(new: Array, old: Array, advantage: Array, settings: Settings) -> Token
     if not len(new):
         return _plain(np.zeros(0), np.zeros(0))
     ratio = np.repeat(_ratio((new - old).mean(keepdims=True)), len(new))
-    loss = _clipped(ratio, advantage, settings)
+    loss = clipped_objective(ratio, advantage, settings)
     slope = np.full(len(new), loss.slope.mean())
     return TokenLoss(loss.value, slope, loss.clipped, loss.floored)
 
