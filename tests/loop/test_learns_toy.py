@@ -12,7 +12,7 @@ from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
 from turncredit.loop import teacher
 from turncredit.loop.chat import Chat
-from turncredit.loop.data import build_rows
+from turncredit.loop.data import build_rows, reduced
 from turncredit.loop.rollout import Limits, rollout
 
 ENV = toy.create(toy.Config(corridor_colours=1))
@@ -39,7 +39,7 @@ async def p_key(method, seed, folder, updates):
             readings = teacher.read(groups, hint, chat, max_tokens=9999)
             groups = await teacher.score(groups, readings, client, concurrency=8)
         rows = build_rows(groups, [method.credit(group, method.Config()) for group in groups])
-        await training.forward_backward(rows.data, loss_fn="ppo")
+        await training.forward_backward(reduced(rows.data), loss_fn="ppo")
         await training.optim_step(SGD)
     client = await training.save_weights_and_get_sampling_client()
     (group,) = await play(backend, chat, client, seed, step=-1, tasks=1)
