@@ -80,19 +80,6 @@ def prior(inputs: Inputs) -> Outputs:
     return {"v0_per_row": prior_R(score_R, inputs["group_id"], inputs["traj_id"])}
 
 
-def schedule(inputs: Inputs) -> Outputs:
-    """The mixing weight: constant, or linear to zero over the warm-down."""
-    if "warmdown_steps" not in inputs:
-        raise Unsupported("no warm-down in this vector")
-    start = float(inputs["lambda_init"])
-    return {
-        "lambdas": [
-            [start * max(0.0, 1 - step / total) if total > 0 else start for step in inputs["steps"]]
-            for total in inputs["warmdown_steps"]
-        ]
-    }
-
-
 def turn_rows(inputs: Inputs) -> Outputs:
     """Turn granularity."""
     return _credit(inputs, by_token=False)

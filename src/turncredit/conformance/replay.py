@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turncredit.conformance import beliefs, library, rows
+from turncredit.conformance import (
+    beliefs,
+    distillation,
+    grsd,
+    library,
+    ratios,
+    rlsd,
+    rows,
+    schedules,
+    vocabulary,
+)
 from turncredit.conformance.vectors import Unsupported, Vector, differences, load
 from turncredit.core.errors import ConfigError, DataError
 
@@ -21,13 +31,24 @@ ADAPTERS: Mapping[str, Adapter] = {
     "agentopsd-lab-datum": library.datum,
     "ppo": library.ppo_loss,
     "grpo": rows.grpo,
-    "agentopsd": beliefs.schedule,
+    "agentopsd": schedules.linear,
     "agentopsd-turn": beliefs.turn_rows,
     "agentopsd-token": beliefs.token_rows,
     "agentopsd-v0": beliefs.prior,
+    "rlsd": rlsd.token_rows,
+    "grsd": grsd.modulated,
+    "sdar": distillation.sdar,
+    "skillsd": distillation.skillsd,
+    "kl-penalty": distillation.kl_penalty,
+    "opid-opdloss": distillation.opid,
+    "gspo": ratios.gspo,
+    "gspo-lab": ratios.gspo_sequences,
+    "dapo-loss": ratios.dapo,
+    "opsd-jsd": vocabulary.opsd_jsd,
+    "ucob": vocabulary.ucob,
 }
 # The published aggregate is NaN when a row has no tokens; ours skips the row and stays finite.
-DEFINED_WHERE_NAN = frozenset({"ppo"})
+DEFINED_WHERE_NAN = frozenset({"ppo", "sdar", "skillsd", "opid-opdloss", "gspo", "ucob"})
 
 
 @dataclass
