@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from turncredit.core.protocols import Capabilities
 
@@ -67,8 +67,16 @@ class Needs:
     independent: bool = True
 
 
-def needs_of(method: Any) -> Needs:
-    """What `method` (a module or class) asks for; a method that says nothing asks nothing."""
+def needs_of(method: Any, config: Any = None) -> Needs:
+    """What `method` (a module or class) asks for; a method that says nothing asks nothing.
+
+    Args:
+        method: holds `NEEDS`, what it asks for with its default settings, or nothing.
+        config: its settings. A method whose needs depend on them also holds `needs(config)`.
+    """
+    depends = getattr(method, "needs", None)
+    if config is not None and callable(depends):
+        return cast("Needs", depends(config))
     return getattr(method, "NEEDS", None) or Needs()
 
 

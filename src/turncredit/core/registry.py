@@ -22,7 +22,19 @@ from turncredit.core.errors import ConfigError, MissingExtra, did_you_mean
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "method": {
         "agentopsd": "turncredit.credit.agentopsd",
+        "dapo": "turncredit.credit.dapo",
+        "gigpo": "turncredit.credit.gigpo",
         "grpo": "turncredit.credit.grpo",
+        "grpo_opsd": "turncredit.credit.grpo_opsd",
+        "gspo": "turncredit.credit.gspo",
+        "opid": "turncredit.credit.opid",
+        "opsd": "turncredit.credit.opsd",
+        "retireopd": "turncredit.credit.retireopd",
+        "sdar": "turncredit.credit.sdar",
+        "seed": "turncredit.credit.seed",
+        "skillsd": "turncredit.credit.skillsd",
+        "tempo": "turncredit.credit.tempo",
+        "ucob": "turncredit.credit.ucob",
     },
     "env": {
         "alfworld": "turncredit.envs.alfworld",

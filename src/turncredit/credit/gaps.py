@@ -11,18 +11,27 @@ from turncredit.core.errors import ConfigError
 from turncredit.core.types import Array, ScoredTrajectory, Trajectory
 
 
-def gaps_of(trajectory: Trajectory) -> tuple[Array, ...]:
-    """Teacher minus student log-probability of every action token, per turn (N,), nats.
+def scored(trajectory: Trajectory) -> ScoredTrajectory:
+    """`trajectory`, now known to have a teacher's scores.
 
     Raises:
-        ConfigError: the trajectory has not been scored by a teacher.
+        ConfigError: it has not been scored by a teacher.
     """
     if not isinstance(trajectory, ScoredTrajectory):
         raise ConfigError(
             f"trajectory {trajectory.name} has no teacher scores: run the teacher "
             "(loop.teacher.score, with a hint) before a method that needs it, or use grpo"
         )
-    return trajectory.gap_K
+    return trajectory
+
+
+def gaps_of(trajectory: Trajectory) -> tuple[Array, ...]:
+    """Teacher minus student log-probability of every action token, per turn (N,), nats.
+
+    Raises:
+        ConfigError: the trajectory has not been scored by a teacher.
+    """
+    return scored(trajectory).gap_K
 
 
 def split(values_T: Array, trajectory: Trajectory) -> tuple[Array, ...]:
