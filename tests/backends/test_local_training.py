@@ -266,7 +266,10 @@ def test_losses_and_settings_are_checked(folder: str, tmp_path: Path) -> None:
             await client.forward_backward(rows(), loss_fn="ppoo")
         for config, message in (
             ({"clip_low_treshold": 0.8}, 'Did you mean "clip_low_threshold"'),
-            ({"clip_low_threshold": 0.2, "clip_high_threshold": 0.24}, "must enclose 1"),
+            (
+                {"clip_low_threshold": 0.2, "clip_high_threshold": 0.24},
+                "must be a ratio of 1 or more",
+            ),
         ):
             with pytest.raises(ConfigError, match=message):
                 await client.forward_backward(rows(), loss_fn="ppo", loss_fn_config=config)

@@ -10,10 +10,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.losses import LOSS_TERMS, POLICY_LOSSES
+from turncredit.core.protocols import Capabilities
 from turncredit.core.registry import require
 
 if TYPE_CHECKING:
     from turncredit.backends.local.backend import LocalBackend
+
+# Known without torch; a backend object adds what depends on its device and model.
+CAPABILITIES = Capabilities(
+    losses=frozenset(POLICY_LOSSES),
+    terms=frozenset(LOSS_TERMS),
+    distributions=True,
+    averages=True,
+    cached_token_counts=True,
+)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from turncredit.backends.local import Config, sampler_files
+from turncredit.backends import contract
+from turncredit.backends.local import CAPABILITIES, Config, sampler_files
 from turncredit.backends.local.clients import LocalSamplingClient, LocalTrainingClient, Meter
 from turncredit.backends.local.decode import Decoder
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.loading import choose_device, load_policy, load_tokenizer
-from turncredit.backends.local.losses import LOSSES
 from turncredit.backends.local.models import positions
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.tokenizer import HfTokenizer
@@ -37,10 +38,9 @@ class LocalBackend:
 
     def capabilities(self) -> Capabilities:
         """Known without loading anything."""
-        return Capabilities(
-            losses=frozenset(LOSSES),
+        return replace(
+            CAPABILITIES,
             exact_resume=self._device.type == "cpu",
-            cached_token_counts=True,
             max_seq_len=positions(self.config.base_model),
         )
 
@@ -51,20 +51,28 @@ class LocalBackend:
         return self._tokenizer
 
     async def create_training_client(
-        self, *, seed: int, save_dir: str, from_state: str | None = None
+        self,
+        *,
+        seed: int,
+        save_dir: str,
+        from_state: str | None = None,
+        from_weights: str | None = None,
     ) -> LocalTrainingClient:
-        """Fresh trainable weights, or those of a saved state with their optimizer.
+        """Fresh trainable weights; those of a saved state with their optimizer; or weights alone.
 
         Raises:
-            ConfigError: the state belongs to another model or rank.
-            DataError: the state is torn.
+            ConfigError: what is saved belongs to another model or rank, or both are given.
+            DataError: what is saved is torn.
         """
+        contract.check_origin(from_state, from_weights)
         engine, fresh = self._engine(self.config.lora_rank)
         weights = _seeded(fresh, seed)
         trainer = Trainer(engine.policy, weights)
         client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self._meter)
         if from_state:
             client.restore(Path(from_state))
+        if from_weights:
+            client.start_from(Path(from_weights))
         return client
 
     async def create_sampling_client(self, *, model_path: str | None = None) -> LocalSamplingClient:

@@ -6,17 +6,21 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from turncredit.backends.local import Config, losses, sampler_files, state
+from turncredit.backends import contract
+from turncredit.backends.local import Config, sampler_files, state
 from turncredit.backends.local.decode import Row
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.policy import Tensors
+from turncredit.backends.local.score import row_distribution, row_logprobs
 from turncredit.backends.local.trainer import Tally, Trainer
-from turncredit.core.datum import Datum
+from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.losses import parse_loss
 from turncredit.core.protocols import (
     AdamParams,
     ForwardBackwardOutput,
@@ -74,10 +78,25 @@ class LocalSamplingClient:
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN."""
         ids = self._checked(tokens)
-        wanted = len(ids) if last_n is None else last_n
-        scores = await self._engine.score(self.snapshot_id, self._weights, ids, wanted)
+        read = partial(row_logprobs, last_n=len(ids) if last_n is None else last_n)
+        scores = await self._engine.score(self.snapshot_id, self._weights, ids, read)
         usage = self._meter.add(Usage(prefill=len(ids), requests=1))
         return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
+
+    async def distribution(
+        self, tokens: Ids, *, last_n: int, k: int, temperature: float = 1.0
+    ) -> Distribution:
+        """The k likeliest tokens (k < 0: all, in order of id) where each of the last n was drawn.
+
+        Raises:
+            ConfigError: k is 0, or the temperature not positive.
+        """
+        ids = self._checked(tokens)
+        contract.check_question(k, temperature)
+        read = partial(row_distribution, last_n=last_n, k=k, temperature=temperature)
+        found = await self._engine.score(self.snapshot_id, self._weights, ids, read)
+        self._meter.add(Usage(prefill=len(ids), requests=1))
+        return found
 
     async def close(self) -> None:
         """Free the snapshot and its cached sequences."""
@@ -109,8 +128,27 @@ class LocalTrainingClient:
 
     async def save_weights_and_get_sampling_client(self) -> LocalSamplingClient:
         """Copy the trained tensors; the id is the step count and a hash of their content."""
-        weights = {name: w.clone() for name, w in self._trainer.weights.items()}
-        return LocalSamplingClient(self._engine, self._snapshot_id(), weights, self._meter)
+        return self._frozen(self._trainer.weights)
+
+    def track_average(self, decay: float) -> None:
+        """Average the weights from now on; see `AveragingClient`.
+
+        Raises:
+            ConfigError: the decay is not in [0, 1).
+        """
+        contract.check_decay(decay)
+        self._trainer.track_average(decay)
+
+    async def average_sampling_client(self) -> LocalSamplingClient:
+        """A client of a frozen copy of the average.
+
+        Raises:
+            BackendError: no average is tracked.
+        """
+        trainer = self._trainer
+        if not trainer.average:
+            raise BackendError("no average of the weights is tracked: call track_average first")
+        return self._frozen({n: a.to(trainer.weights[n].dtype) for n, a in trainer.average.items()})
 
     async def forward_backward(
         self,
@@ -122,10 +160,12 @@ class LocalTrainingClient:
         """Accumulate gradients of the sum over action tokens.
 
         New log-probs are (T,) per row, NaN outside action tokens.
+
+        Raises:
+            ConfigError: an unknown loss, term or setting, or a row without what a term reads.
         """
-        loss = losses.resolve(loss_fn, loss_fn_config)
-        if any(row.distill is not None for row in data):
-            raise ConfigError('backend "local" has no distillation stream: fold it into advantages')
+        loss = parse_loss(loss_fn, loss_fn_config)
+        contract.check_rows(data, loss, self._engine.policy.vocabulary)
         tally = Tally()
         logprobs: list[Array] = [np.zeros(0)] * len(data)
         for batch in self._trainer.micro_batches(data, self._config.batch_tokens):
@@ -156,9 +196,14 @@ class LocalTrainingClient:
             state.save_tensors(folder / "weights.safetensors", trainer.weights)
             state.save_tensors(folder / "exp_avg.safetensors", trainer.exp_avg)
             state.save_tensors(folder / "exp_avg_sq.safetensors", trainer.exp_avg_sq)
+            if trainer.average:
+                state.save_tensors(folder / "average.safetensors", trainer.average)
 
         target = self._save_dir / name / "state"
-        state.write_folder(target, fill, {**self._identity(), "steps": trainer.steps})
+        about = {**self._identity(), "steps": trainer.steps}
+        if trainer.average:
+            about["average_decay"] = trainer.decay
+        state.write_folder(target, fill, about)
         return str(target)
 
     async def save_weights_for_sampler(self, name: str) -> str:
@@ -184,6 +229,23 @@ class LocalTrainingClient:
         trainer.exp_avg = state.load_tensors(folder / "exp_avg.safetensors", like)
         trainer.exp_avg_sq = state.load_tensors(folder / "exp_avg_sq.safetensors", like)
         trainer.steps = int(about["steps"])
+        if "average_decay" in about:
+            wide = {name: weight.float() for name, weight in like.items()}
+            trainer.average = state.load_tensors(folder / "average.safetensors", wide)
+            trainer.decay = float(about["average_decay"])
+
+    def start_from(self, folder: Path) -> None:
+        """Take weights saved for the sampler; the optimizer is a new one.
+
+        Raises:
+            ConfigError: they belong to another model or rank.
+            DataError: the folder is torn, or holds a training state.
+        """
+        saved = sampler_files.describe(folder)
+        about = {"lora_rank": saved.lora_rank} if saved.about is None else saved.about
+        state.check_same({**self._identity(), **about}, self._identity(), folder)
+        trainer = self._trainer
+        trainer.weights = sampler_files.load(saved, self._engine.policy, trainer.weights)
 
     def _identity(self) -> dict[str, object]:
         policy = self._engine.policy
@@ -194,8 +256,13 @@ class LocalTrainingClient:
             "dtype": str(policy.model.dtype).removeprefix("torch."),
         }
 
-    def _snapshot_id(self) -> str:
+    def _frozen(self, weights: Tensors) -> LocalSamplingClient:
+        copies = {name: weight.clone() for name, weight in weights.items()}
+        return LocalSamplingClient(self._engine, self._snapshot_id(copies), copies, self._meter)
+
+    def _snapshot_id(self, weights: Tensors | None = None) -> str:
+        weights = weights or self._trainer.weights
         digest = hashlib.sha256()
-        for name in sorted(self._trainer.weights):
-            digest.update(self._trainer.weights[name].cpu().contiguous().numpy().tobytes())
+        for name in sorted(weights):
+            digest.update(weights[name].cpu().contiguous().numpy().tobytes())
         return f"{self._trainer.steps:06d}-{digest.hexdigest()[:12]}"

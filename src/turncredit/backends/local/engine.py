@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from turncredit.backends.local.decode import Decoder, Row
 from turncredit.backends.local.policy import Policy
-from turncredit.backends.local.score import score_rows
-from turncredit.core.types import Array
+from turncredit.backends.local.score import Reading, read_rows
 
 _QUIET = 3  # turns of the event loop without a new request before a batch is closed
 _PATIENCE_S = 0.001  # per wait for callers whose environment runs elsewhere
@@ -27,13 +27,13 @@ _HOLD = 6  # looks after which even a few waiting rows are started
 
 @dataclass(slots=True, eq=False)
 class ScoreJob:
-    """One row to score."""
+    """One row to read."""
 
     owner: str
     weights: Mapping[str, torch.Tensor]
     ids: list[int]
-    last_n: int
-    future: asyncio.Future[Array]
+    read: Reading
+    future: asyncio.Future[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,11 +71,11 @@ class Engine:
         await job.future
 
     async def score(
-        self, owner: str, weights: Mapping[str, torch.Tensor], ids: list[int], last_n: int
-    ) -> Array:
-        """Log-probs (T,) of one row."""
-        future: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
-        self._scores.append(ScoreJob(owner, weights, ids, last_n, future))
+        self, owner: str, weights: Mapping[str, torch.Tensor], ids: list[int], read: Reading
+    ) -> Any:
+        """What `read` sees of one row."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._scores.append(ScoreJob(owner, weights, ids, read, future))
         self._start()
         return await future
 
@@ -130,7 +130,7 @@ class Engine:
                     break
                 batch.append(job)
         self._scores = [job for job in self._scores if job not in batch]
-        scores = score_rows(self.policy, first.weights, [(j.ids, j.last_n) for j in batch])
+        scores = read_rows(self.policy, first.weights, [(j.ids, j.read) for j in batch])
         for job, values in zip(batch, scores, strict=True):
             job.future.set_result(values)
 

@@ -6,59 +6,79 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from turncredit.backends.local.losses import Loss
+from turncredit.backends.contract import VOCABULARY, coefficient, has_signal
+from turncredit.backends.local.batch import ActionTokens
+from turncredit.backends.local.losses import TOKEN_TERMS, PolicyLoss, policy_loss
 from turncredit.backends.local.policy import Policy, Tensors
 from turncredit.backends.local.score import token_logprobs
 from turncredit.core.datum import Datum
+from turncredit.core.losses import LossSpec
 from turncredit.core.protocols import AdamParams
 from turncredit.core.types import Array
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the action tokens of one call."""
+    """Sums over the action tokens of one call.
+
+    `terms` holds, per term, the sum of its values over the tokens that have a weight in it, and
+    their number.
+    """
 
     tokens: int = 0
     loss: float = 0.0
     ratio: float = 0.0
     ratio_max: float = 0.0
     clipped: int = 0
+    floored: int = 0
     kl: float = 0.0
+    terms: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def add(
-        self, loss: Loss, loss_N: torch.Tensor, ratio_N: torch.Tensor, adv: torch.Tensor
-    ) -> None:
+    @torch.no_grad()
+    def add(self, loss_N: torch.Tensor, policy: PolicyLoss) -> None:
         """Count the N action tokens of one pass."""
-        with torch.no_grad():
-            self.tokens += len(loss_N)
-            self.loss += float(loss_N.sum())
-            self.ratio += float(ratio_N.sum())
-            self.ratio_max = max(self.ratio_max, float(ratio_N.max()))
-            self.clipped += int(loss.was_clipped(ratio_N, adv).sum())
-            # The k3 estimator: never negative, low variance.
-            self.kl += float((ratio_N - 1 - ratio_N.log()).sum())
+        self.tokens += len(loss_N)
+        self.loss += float(loss_N.sum())
+        self.ratio += float(policy.ratio_N.sum())
+        self.ratio_max = max(self.ratio_max, float(policy.ratio_N.max()))
+        self.clipped += int(policy.clipped_N.sum())
+        self.floored += int(policy.floored_N.sum())
+        # The k3 estimator: never negative, low variance.
+        self.kl += float((policy.ratio_N - 1 - policy.ratio_N.log()).sum())
+
+    @torch.no_grad()
+    def add_term(self, term: str, value_N: torch.Tensor, weight_N: torch.Tensor) -> None:
+        """Count what a term says about the tokens that have a weight in it."""
+        total, tokens = self.terms.get(term, (0.0, 0))
+        used = weight_N != 0
+        self.terms[term] = total + float(value_N[used].sum()), tokens + int(used.sum())
 
     def metrics(self) -> dict[str, float]:
-        """Means per action token, but for `loss`, the sum that was differentiated."""
+        """Means per action token, but for `loss`, the sum that was differentiated.
+
+        A term's mean has neither weight nor coefficient in it: nats of KL, entropy or divergence.
+        """
         n = max(1, self.tokens)
         return {
             "loss": self.loss,
             "ratio_mean": self.ratio / n,
             "ratio_max": self.ratio_max,
             "clip_fraction": self.clipped / n,
+            "dual_clip_fraction": self.floored / n,
             "approx_kl": self.kl / n,
             "action_tokens": float(self.tokens),
+            **{term: total / max(1, tokens) for term, (total, tokens) in self.terms.items()},
         }
 
 
 @dataclass(slots=True)
 class Trainer:
-    """The live weights, their gradients and AdamW's moments.
+    """The live weights, their gradients, AdamW's moments, and perhaps an average of the weights.
 
-    `exp_avg` and `exp_avg_sq` have the names of `weights`; `steps` counts optimizer steps.
+    `exp_avg`, `exp_avg_sq` and `average` have the names of `weights`; `steps` counts optimizer
+    steps. The average is float32 on any model: bfloat16 would lose every small change.
     """
 
     policy: Policy
@@ -67,6 +87,8 @@ class Trainer:
     exp_avg_sq: Tensors = field(default_factory=dict)
     steps: int = 0
     gradients: Tensors = field(default_factory=dict)
+    average: Tensors = field(default_factory=dict)
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.exp_avg:
@@ -85,36 +107,36 @@ class Trainer:
         if batch:
             yield batch
 
-    def accumulate(self, rows: Sequence[Datum], loss: Loss, tally: Tally) -> list[Array]:
+    def accumulate(self, rows: Sequence[Datum], spec: LossSpec, tally: Tally) -> list[Array]:
         """Add the gradient of the summed loss of `rows`; returns new log-probs, (T,) each.
 
         Only action positions go through the LM head, so no other logit can influence the loss.
         """
         parameters = self.policy.mount(self.weights)
-        device = self.policy.device
         hidden = self.policy.full([row.tokens.tolist() for row in rows])
-        where = [np.flatnonzero(row.mask) for row in rows]
-        batch_N = np.concatenate([np.full(len(w), b) for b, w in enumerate(where)])
-        at_N = np.concatenate(where)
-        old, advantage = (
-            torch.tensor(
-                np.concatenate([getattr(r, name)[w] for r, w in zip(rows, where, strict=True)]),
-                dtype=torch.float32,
-                device=device,
-            )
-            for name in ("logprobs", "advantages")
+        tokens = ActionTokens(rows, self.policy.device)
+        probed = [term for term in spec.terms if term in VOCABULARY]
+        new, *seen = token_logprobs(
+            self.policy,
+            tokens.predicting(hidden),
+            tokens.targets(),
+            [tokens.probe(term, spec) for term in probed],
         )
-        targets = torch.tensor(
-            np.concatenate([r.tokens[w] for r, w in zip(rows, where, strict=True)]), device=device
+        policy = policy_loss(
+            spec, new, tokens.stream("logprobs"), tokens.stream("advantages"), tokens.row_N
         )
-        predicts = hidden[torch.as_tensor(batch_N), torch.as_tensor(at_N - 1)]
-        new = token_logprobs(self.policy, predicts, targets)
-        loss_N, ratio_N = loss(new, old, advantage)
-        if bool(advantage.any()):
+        loss_N = policy.loss_N
+        values = dict(zip(probed, seen, strict=True))
+        for term in spec.terms:
+            value_N = values[term] if term in values else _token_term(term, new, tokens, spec)
+            weight_N = tokens.weight(term)
+            loss_N = loss_N + _factor(term, spec) * weight_N * value_N
+            tally.add_term(term, value_N, weight_N)
+        if any(has_signal(row, spec) for row in rows):
             loss_N.sum().backward()
             self._collect(parameters)
-        tally.add(loss, loss_N, ratio_N, advantage)
-        return _spread(new, rows, where)
+        tally.add(loss_N, policy)
+        return tokens.spread(new)
 
     def optimize(self, adam: AdamParams) -> dict[str, float]:
         """One AdamW step; clears the gradients. A non-finite gradient changes nothing."""
@@ -131,7 +153,15 @@ class Trainer:
         self.steps += 1
         for name, gradient in gradients.items():
             self._adamw(name, gradient, adam)
+        for name, average in self.average.items():
+            average.mul_(self.decay).add_(self.weights[name].float(), alpha=1 - self.decay)
         return {"grad_norm": norm, "skipped_steps": 0.0}
+
+    def track_average(self, decay: float) -> None:
+        """Average the weights from now on, starting at the present ones unless there is one."""
+        self.decay = decay
+        if not self.average:
+            self.average = {n: w.float().clone() for n, w in self.weights.items()}
 
     def _collect(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         for name, parameter in parameters.items():
@@ -152,14 +182,11 @@ class Trainer:
         weight.addcdiv_(mean, root, value=-rate)
 
 
-def _spread(new: torch.Tensor, rows: Sequence[Datum], where: list[np.ndarray]) -> list[Array]:
-    """New log-probs in the layout of each row, NaN outside its action tokens."""
-    values = new.detach().double().cpu().numpy()
-    out: list[Array] = []
-    at = 0
-    for row, w in zip(rows, where, strict=True):
-        filled = np.full(len(row.tokens), np.nan)
-        filled[w] = values[at : at + len(w)]
-        at += len(w)
-        out.append(filled)
-    return out
+def _token_term(term: str, new: torch.Tensor, tokens: ActionTokens, spec: LossSpec) -> torch.Tensor:
+    old, against = tokens.stream("logprobs"), tokens.against(term)
+    return TOKEN_TERMS[term](new, old, against, spec.settings)
+
+
+def _factor(term: str, spec: LossSpec) -> float:
+    """What multiplies weight and value in the loss; more entropy is a lower loss."""
+    return -coefficient(spec, term) if term == "entropy" else coefficient(spec, term)

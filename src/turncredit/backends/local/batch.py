@@ -1,0 +1,85 @@
+"""The action tokens of some rows, side by side, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from turncredit.backends.contract import STREAMS
+from turncredit.backends.local.vocabulary import Divergence, Probe, divergence_settings, entropy
+from turncredit.core.datum import Datum
+from turncredit.core.losses import LossSpec
+from turncredit.core.types import Array
+
+
+class ActionTokens:
+    """The N action tokens of B rows, in order.
+
+    Attributes:
+        rows: the rows.
+        where: per row the positions of its action tokens.
+        row_N: which row each token belongs to.
+        at_N: its position in that row.
+    """
+
+    def __init__(self, rows: Sequence[Datum], device: torch.device) -> None:
+        self.rows, self._device = rows, device
+        self.where = [np.flatnonzero(row.mask) for row in rows]
+        self._row_N = np.concatenate([np.full(len(w), b) for b, w in enumerate(self.where)])
+        self._at_N = np.concatenate(self.where)
+        self.row_N = torch.as_tensor(self._row_N, device=device)
+
+    def targets(self) -> torch.Tensor:
+        """Their ids, (N,)."""
+        return torch.tensor(self._picked("tokens"), device=self._device)
+
+    def predicting(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of hidden states (B, T, d), those that predict them, (N, d)."""
+        return hidden[torch.as_tensor(self._row_N), torch.as_tensor(self._at_N - 1)]
+
+    def stream(self, name: str) -> torch.Tensor:
+        """A stream of the rows, (N,) float32."""
+        return self._tensor(self._picked(name))
+
+    def weight(self, term: str) -> torch.Tensor:
+        """The weights of a term, (N,)."""
+        return self.stream(STREAMS[term][0])
+
+    def against(self, term: str) -> torch.Tensor:
+        """The log-probs a term compares with, (N,); any number where its weight is 0."""
+        weighted_by, against = STREAMS[term]
+        found, own = self._picked(against), self._picked("logprobs")
+        return self._tensor(np.where(self._picked(weighted_by) != 0, found, own))
+
+    def probe(self, term: str, spec: LossSpec) -> Probe:
+        """What to compute of the logits for a term over the vocabulary."""
+        if term == "entropy":
+            return entropy
+        given = [row.distribution for row in self.rows]
+        return Divergence(
+            [d for b in self._row_N if (d := given[b]) is not None],
+            self._at_N,
+            self._picked(STREAMS[term][0]) != 0,
+            *divergence_settings(term, spec),
+        )
+
+    def spread(self, values_N: torch.Tensor) -> list[Array]:
+        """Numbers in the layout of each row, (T,), NaN outside its action tokens."""
+        values = values_N.detach().double().cpu().numpy()
+        out: list[Array] = []
+        at = 0
+        for row, w in zip(self.rows, self.where, strict=True):
+            filled = np.full(len(row.tokens), np.nan)
+            filled[w] = values[at : at + len(w)]
+            at += len(w)
+            out.append(filled)
+        return out
+
+    def _picked(self, name: str) -> np.ndarray:
+        pairs = zip(self.rows, self.where, strict=True)
+        return np.concatenate([getattr(row, name)[w] for row, w in pairs])
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
