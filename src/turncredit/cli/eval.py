@@ -1,19 +1,22 @@
-"""Evaluate a policy on a fixed panel of tasks, without hints, one full game a line."""
+"""Evaluate a policy on a fixed panel of tasks, one full game a line: without hints, unless told."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from turncredit import config
+from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.config import Chosen, component_from_args
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Backend, Environment
 from turncredit.loop.chat import Chat
+from turncredit.loop.hinted import HintedEnvironment, hinted
 from turncredit.loop.rollout import Limits
 from turncredit.proof.evaluate import Options, evaluate
 from turncredit.proof.panel import Panel, choose
@@ -22,7 +25,7 @@ from turncredit.record.trackers import About, check_trackers, open_trackers
 from turncredit.report.table import evaluation, percent
 
 TOKENS = 14_336  # the article's budget of a trajectory
-HELP = "evaluate a policy without hints on a fixed panel"
+HELP = "evaluate a policy on a fixed panel, without hints"
 COMPONENTS = ("env", "backend")
 RECIPE_SECTIONS = ("env", "backend", "rollout")
 # Where the games lie says nothing about which they are: the panel's hash does.
@@ -67,19 +70,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_chosen_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str], recipe: config.Values
+) -> None:
+    """The flags that depend on what was chosen."""
+    add_student_hint(parser, argv, recipe)
+
+
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print the table. Status 1 when an environment broke in some game."""
     if args.swanlab_mode != "disabled":
         check_trackers(["swanlab"])  # not after hours of play
-    chosen = component_from_args("env", args.env, vars(args))
-    environment: Environment = chosen.load("env").create(chosen.config)
+    chosen, hint = component_from_args("env", args.env, vars(args)), student_hint(vars(args))
+    environment: Environment = hinted(chosen.load("env").create(chosen.config), hint)
+    if isinstance(environment, HintedEnvironment) and args.policy != "model":
+        raise ConfigError(f"--student-hint needs --policy model: {args.policy} reads no hint")
     panel = choose(environment, args.split, args.limit_per_split)
-    output = args.output or Path("evals") / f"{_label(args)}.jsonl"
+    described = _described(chosen, hint, environment, panel)
+    output = args.output or Path("evals") / f"{_label(args, described['name'])}.jsonl"
     if not output.name:
         raise ConfigError(f"--output {str(output)!r} names no file")
-    print(f"{len(panel.tasks)} games of {args.env}, panel {panel.hash[:12]}", file=sys.stderr)
+    print(
+        f"{len(panel.tasks)} games of {described['name']}, panel {panel.hash[:12]}", file=sys.stderr
+    )
     try:
-        summary = asyncio.run(_evaluate(args, chosen, environment, panel, output))
+        summary = asyncio.run(_evaluate(args, described, environment, panel, output))
     finally:
         if callable(close := getattr(environment, "close", None)):
             close()
@@ -89,23 +104,37 @@ def run(args: argparse.Namespace) -> int:
     return 1 if summary["overall"]["env_errors"] else 0
 
 
-def _label(args: argparse.Namespace) -> str:
+def _described(
+    chosen: Chosen, hint: Chosen, environment: Environment, panel: Panel
+) -> dict[str, Any]:
+    """The environment as it is written down: its settings, and the hint around it, if any.
+
+    Raises:
+        ConfigError: the hint has nothing to say about a task of the panel.
+    """
+    settings = {key: v for key, v in asdict(chosen.config).items() if key not in _PLACES}
+    if not isinstance(environment, HintedEnvironment):
+        return {"name": chosen.name, **settings}
+    texts = environment.digest_of_all(panel.tasks)
+    shown = {"name": hint.name, **asdict(hint.config), "texts": texts}
+    return {"name": f"{chosen.name}+{hint.name}", **settings, "student_hint": shown}
+
+
+def _label(args: argparse.Namespace, env: str) -> str:
     if args.policy != "model":
-        return f"{args.env}-{args.policy}".replace(":", "-")
+        return f"{env}-{args.policy}".replace(":", "-")
     model = str(getattr(args, "base_model", args.backend)).rstrip("/").rpartition("/")[2]
-    parts = [args.env, model, *Path(args.model_path or "").parts[-2:]]
+    parts = [env, model, *Path(args.model_path or "").parts[-2:]]
     return "-".join(parts).replace(":", "-")
 
 
 async def _evaluate(
     args: argparse.Namespace,
-    env: Chosen,
+    described: Mapping[str, Any],
     environment: Environment,
     panel: Panel,
     output: Path,
 ) -> dict[str, Any]:
-    places = {key: v for key, v in asdict(env.config).items() if key not in _PLACES}
-    described = {"name": env.name, **places}
     progress = _Progress(len(panel.tasks))
     options = Options(
         seed=args.seed,

@@ -19,8 +19,10 @@ from turncredit.core.settings import add_flags
 COMMANDS = {
     "demo": "train with turn credit and without, compare on held-out games (start here)",
     "train": "train a policy",
-    "eval": "evaluate a policy without hints on a fixed panel",
+    "sft": "learn from demonstrations: experts, or what a run recorded",
+    "eval": "evaluate a policy on a fixed panel, without hints",
     "compare": "compare evaluations of one panel",
+    "credit": "credit saved trajectories again, by any method",
     "games": "list, generate, verify, replay or play household games",
     "models": "list and fetch base models",
     "list": "list methods, environments, backends, hints and recipes",
@@ -65,6 +67,8 @@ def parser_for(name: str, argv: Sequence[str]) -> argparse.ArgumentParser:
         )
         found = registry.load(kind, chosen[kind])
         add_flags(parser, found.config_type, f"{kind} {chosen[kind]}")
+    if callable(more := getattr(module, "add_chosen_arguments", None)):
+        more(parser, argv, _recipe(argv))
     flags = {word.partition("=")[0] for word in argv}
     parser.set_defaults(chosen_by_flag=tuple(kind for kind in kinds if f"--{kind}" in flags))
     if sections := getattr(module, "RECIPE_SECTIONS", ()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,9 @@ def _distinct_labels(paths: Sequence[Path]) -> list[str]:
 def compare(arms: Sequence[Results], *, seed: int = 0) -> Comparison:
     """Compare evaluations of one panel.
 
+    An arm that saw a hint while it played is labelled with its environment, like
+    "trained (household+skillbank)".
+
     Args:
         arms: two or more; the first is the base.
         seed: of the bootstrap.
@@ -137,6 +140,7 @@ def compare(arms: Sequence[Results], *, seed: int = 0) -> Comparison:
         ConfigError: two arms have one label.
         DataError: they are not on one panel.
     """
+    arms = [_telling(arm) for arm in arms]
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
         raise ConfigError(
@@ -156,6 +160,10 @@ def compare(arms: Sequence[Results], *, seed: int = 0) -> Comparison:
         ),
         notes=tuple(_notes(arms)),
     )
+
+
+def _telling(arm: Results) -> Results:
+    return replace(arm, label=f"{arm.label} ({arm.environment})") if arm.student_hint else arm
 
 
 def _check_panel(base: Results, other: Results) -> None:
@@ -236,6 +244,11 @@ def _notes(arms: Sequence[Results]) -> list[str]:
     notes = [f"{arm.label}: {flag}" for arm in arms for flag in arm.summary.get("flags", ())]
     base = arms[0]
     for arm in arms[1:]:
+        if base.student_hint != arm.student_hint:
+            notes.append(
+                f"{base.label} and {arm.label} saw different hints while playing (or one saw "
+                "none): their difference is that of the hint, too"
+            )
         old, new = base.summary["settings"], arm.summary["settings"]
         changed = [
             f"{key} {old.get(key)} / {new.get(key)}"

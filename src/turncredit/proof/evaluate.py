@@ -1,7 +1,9 @@
-"""Play every task of a panel once, without hints, and write every game down.
+"""Play every task of a panel once and write every game down.
 
-This module can see no hint source and no teacher (an import contract holds it to that). What a
-game gives depends on the task, the policy and the seed only: not on how many run at once.
+This module can see no hint source and no teacher (an import contract holds it to that): an
+environment that shows the policy a hint is just another environment, whose name and settings say
+so. What a game gives depends on the task, the policy and the seed only: not on how many run at
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from typing import Any, Protocol
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.types import Task, Trajectory
 from turncredit.proof.panel import Panel, panel
-from turncredit.proof.results import FORMAT, Game, damage, game_from_row, game_row, summarize
+from turncredit.proof.results import (
+    FORMAT,
+    Game,
+    damage,
+    game_from_row,
+    game_row,
+    student_hint,
+    summarize,
+)
 from turncredit.record import atomic
 
 __all__ = ["Options", "Panel", "Player", "evaluate", "game_seed", "panel"]
@@ -138,6 +148,8 @@ def _summary(panel: Panel, settings: Mapping[str, Any], games: list[Game]) -> di
     flags: list[str] = []
     if errors := figures["overall"]["env_errors"]:
         flags.append(f"{errors} of {len(games)} games broke (env_error) and are in no rate")
+    if hint := student_hint(settings):
+        flags.append(f"the policy played with the hint {hint} in its own prompt")
     return {
         "kind": "summary",
         "format": FORMAT,

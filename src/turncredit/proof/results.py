@@ -120,6 +120,11 @@ def damage(path: Path, index: int) -> Iterator[None]:
         ) from error
 
 
+def student_hint(settings: Mapping[str, Any]) -> str:
+    """Name of the hint that an evaluation of these settings showed to the policy; "" for none."""
+    return str(settings.get("environment", {}).get("student_hint", {}).get("name", ""))
+
+
 def figures(games: Sequence[Game]) -> dict[str, Any]:
     """Counts, rates and means over `games`; NaN-free: a mean over nothing is None."""
     played = [game for game in games if not game.env_error]
@@ -169,6 +174,16 @@ class Results:
     summary: Mapping[str, Any]
 
     @property
+    def environment(self) -> str:
+        """Name of the environment: "household", or "household+skillbank" with that hint shown."""
+        return str(self.summary["settings"].get("environment", {}).get("name", ""))
+
+    @property
+    def student_hint(self) -> str:
+        """Name of the hint the policy saw; "" for none."""
+        return student_hint(self.summary["settings"])
+
+    @property
     def panel_hash(self) -> str:
         """Hash of the panel, recomputed from the rows."""
         return panel_hash((game.id, game.digest) for game in self.games)
@@ -196,7 +211,7 @@ def read(path: str | Path, label: str | None = None) -> Results:
     games = tuple(_games(path, rows[:-1]))
     results = Results(path, label or path.stem, games, summary)
     with damage(path, len(games)):
-        manifest, _ = summary["panel"], dict(summary["settings"])
+        manifest, _ = summary["panel"], (results.environment, results.student_hint)
         if results.panel_hash != manifest["hash"] or len(games) != manifest["count"]:
             raise DataError(
                 f"{path}: its {len(games)} games are not the panel of its summary "

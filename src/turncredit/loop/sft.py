@@ -1,0 +1,197 @@
+"""The supervised stage: cross-entropy on the action tokens of demonstrations.
+
+Demonstrations are gathered once and written to the run folder before the first update (as the
+trajectories of step 0), so a run killed anywhere goes on exactly, whatever became of its sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from turncredit.core.datum import Datum
+from turncredit.core.errors import DataError
+from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
+from turncredit.core.types import Group, Trajectory
+from turncredit.loop import metrics
+from turncredit.loop.demonstrations import STORED, stored
+from turncredit.loop.sft_parts import LOSS, Parts
+from turncredit.loop.sft_rows import Order, hold_out, mean_loss, scaled, to_row
+from turncredit.loop.sft_settings import Settings
+from turncredit.loop.train import Listener
+from turncredit.loop.weights import sampler_weights
+from turncredit.record import ledger as ledgers
+from turncredit.record.ledger import Ledger
+from turncredit.record.runlog import RunFolder
+
+
+class Supervised:
+    """One supervised run over one folder; `await run()` makes the updates still missing.
+
+    Args:
+        settings: of the run.
+        parts: its opened components.
+        folder: holds its demonstrations (see `keep`), or none yet.
+        tracker: mirrors the metrics.
+        listener: hears of progress.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        folder: RunFolder,
+        *,
+        tracker: Tracker,
+        listener: Listener,
+    ) -> None:
+        self._settings, self._parts, self._folder = settings, parts, folder
+        self._tracker, self._listener = tracker, listener
+        self._ledger = Ledger()
+        learn, aside = hold_out(
+            demonstrations(folder), settings.sft.held_out, settings.schedule.seed
+        )
+        self._rows, self._aside = [to_row(t) for t in learn], [to_row(t) for t in aside]
+        self._order = Order(len(learn), seed=settings.schedule.seed, batch=settings.sft.batch)
+        self.steps = settings.steps(len(learn))
+        self._before: dict[str, float] = {}  # measured at the start, logged with update 1
+
+    def plan(self) -> str:
+        """What lies ahead, in words."""
+        batch = min(self._settings.sft.batch, len(self._rows))
+        aside = f", {len(self._aside)} kept aside" if self._aside else ""
+        return f"{self.steps} updates of {batch} of {len(self._rows)} demonstrations{aside}"
+
+    async def run(self) -> None:
+        """Learn from the last committed checkpoint (or the start) to the last update.
+
+        Raises:
+            BackendError: the backend failed.
+            DataError: the checkpoint to resume from cannot be read.
+        """
+        done, training = await self._begin()
+        if done >= self.steps:
+            self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
+        for step in range(done + 1, self.steps + 1):
+            is_saved = step % self._settings.schedule.save_every == 0 or step == self.steps
+            await self._step(step, training, measured=is_saved)
+            if is_saved:
+                await self._save(step, training)
+
+    async def _begin(self) -> tuple[int, TrainingClient]:
+        found = self._folder.checkpoints()
+        last = found[-1] if found else None
+        done = int(last["step"]) if last else 0
+        self._folder.truncate_after(done)
+        self._ledger = Ledger.resume(self._folder.ledger())
+        first = None if last else self._first_weights()
+        try:
+            training = await self._parts.backend.create_training_client(
+                seed=self._settings.schedule.seed,
+                save_dir=str(self._folder.checkpoint_dir),
+                from_state=self._folder.resolve(last["state"]) if last else None,
+                **({"from_weights": first} if first else {}),
+            )
+        except DataError as error:
+            if last is None:
+                raise
+            raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
+        if last is None and self._aside:
+            self._before = {"sft/held_out_loss_before": await self._held_out(1, training)}
+        return done, training
+
+    def _first_weights(self) -> str | None:
+        place = self._settings.schedule.init_from
+        return sampler_weights(place) if place else None
+
+    async def _step(self, step: int, training: TrainingClient, *, measured: bool) -> None:
+        rows = scaled([self._rows[i] for i in self._order.take(step - 1)])
+        with self._phase(step, "update"):
+            output = await training.forward_backward(rows, loss_fn=LOSS)
+            stepped = await training.optim_step(self._adam())
+        pairs = zip(rows, output.logprobs, strict=True)
+        loss = -math.fsum(float((row.advantages * new)[row.mask].sum()) for row, new in pairs)
+        if not math.isfinite(loss) or not math.isfinite(stepped.get("grad_norm", 0.0)):
+            self._listener.note(f"update {step} changed nothing: loss {loss:g} or its gradient")
+        row = {"sft/loss": loss, "sft/epoch": self._order.epochs(step)}
+        row |= self._before if step == 1 else {}
+        if measured and self._aside:
+            row["sft/held_out_loss"] = await self._held_out(step, training)
+        self._record(step, row | self._counts(rows) | metrics.prefixed("train", stepped))
+
+    async def _held_out(self, step: int, training: TrainingClient) -> float:
+        with self._phase(step, "held_out"):
+            client = await training.save_weights_and_get_sampling_client()
+            try:
+                return await mean_loss(self._aside, client)
+            finally:
+                await client.close()
+
+    def _counts(self, rows: Sequence[Datum]) -> dict[str, float]:
+        return {
+            "sft/demonstrations": len(rows),
+            "sft/action_tokens": sum(int(row.mask.sum()) for row in rows),
+            "sft/context_tokens": sum(int((~row.mask).sum()) for row in rows),
+        }
+
+    def _adam(self) -> AdamParams:
+        optim = self._settings.optim
+        return AdamParams(
+            learning_rate=optim.learning_rate,
+            beta1=optim.adam_beta1,
+            beta2=optim.adam_beta2,
+            weight_decay=optim.weight_decay,
+            grad_clip_norm=optim.grad_clip_norm,
+        )
+
+    def _record(self, step: int, figures: Mapping[str, float]) -> None:
+        cost = self._ledger.end_step()
+        row = {name: float(v) for name, v in {**figures, **ledgers.metrics(cost)}.items()}
+        self._folder.append_ledger(step, cost)
+        self._folder.append_metrics(step, row)
+        self._tracker.log(row, step)
+        self._listener.step(step, row)
+
+    async def _save(self, step: int, training: TrainingClient) -> None:
+        with self._phase(step, "save"):
+            name = self._folder.checkpoint_path(step).name
+            state = await training.save_state(name)
+            sampler = await training.save_weights_for_sampler(name)
+        record = {"state": self._folder.relative(state), "sampler": self._folder.relative(sampler)}
+        self._folder.append_checkpoint(step, record)
+        self._listener.saved(step, {**record, "state": state, "sampler": sampler})
+
+    @contextmanager
+    def _phase(self, step: int, name: str) -> Iterator[None]:
+        self._listener.phase(step, name)
+        before = self._parts.backend.usage()
+        with self._ledger.phase(name):
+            yield
+        self._ledger.add(self._parts.backend.usage().since(before))
+
+
+def keep(folder: RunFolder, found: Sequence[Trajectory]) -> None:
+    """Write the demonstrations of a run, all at once."""
+    # A group each: recorded ones of one task may come from several snapshots.
+    folder.write_trajectories(STORED, [Group(t.task, (t,)) for t in found])
+
+
+def has_demonstrations(folder: RunFolder) -> bool:
+    """Whether `keep` was done."""
+    return STORED in folder.trajectory_steps()
+
+
+def demonstrations(folder: RunFolder) -> list[Trajectory]:
+    """What `keep` wrote.
+
+    Raises:
+        DataError: it is not there, or damaged.
+    """
+    return [t for group in stored(folder, STORED) for t in group.trajectories]
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """What `config.json` holds: the resolved settings and their digest."""
+    return {**settings.to_dict(), "digest": settings.digest()}
