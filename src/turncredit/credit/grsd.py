@@ -28,9 +28,9 @@ from numpy.typing import ArrayLike
 from turncredit.core.errors import ConfigError
 from turncredit.core.needs import Needs
 from turncredit.core.settings import setting
-from turncredit.core.types import Array, Credit, Group, ScoredTrajectory
+from turncredit.core.types import Array, Credit, Group
 from turncredit.credit import grpo
-from turncredit.credit.gaps import gaps_of, joined, turn_means
+from turncredit.credit.gaps import joined, scored, turn_means
 from turncredit.credit.weights import check_mix, spread
 
 NEEDS_TEACHER = True
@@ -108,11 +108,9 @@ def credit(group: Group, config: Config) -> Credit:
     Raises:
         ConfigError: a trajectory has not been scored by a teacher.
     """
-    gap_GK = [gaps_of(trajectory) for trajectory in group.trajectories]
-    guided_G = [
-        isinstance(trajectory, ScoredTrajectory) and bool(trajectory.hint_hash)
-        for trajectory in group.trajectories
-    ]
+    judged_G = [scored(trajectory) for trajectory in group.trajectories]
+    gap_GK = [trajectory.gap_K for trajectory in judged_G]
+    guided_G = [bool(trajectory.hint_hash) for trajectory in judged_G]
     if not any(guided_G) or not np.ptp(group.success_G):
         return grpo.credit(group, config)
     advantage_G = grpo.outcome_G(group, config)
