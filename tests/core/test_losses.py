@@ -1,5 +1,7 @@
 """Loss strings and their settings."""
 
+from pathlib import Path
+
 import pytest
 
 from turncredit.core.errors import ConfigError
@@ -51,3 +53,11 @@ def test_every_default_is_accepted():
 def test_what_cannot_be_is_refused_with_the_cure(loss_fn, config, message):
     with pytest.raises(ConfigError, match=message):
         parse_loss(loss_fn, config)
+
+
+def test_the_page_names_every_loss_and_setting_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "losses.md").read_text("utf-8")
+    for name, settings in {**POLICY_LOSSES, **LOSS_TERMS}.items():
+        (line,) = [row for row in page.splitlines() if row.startswith(f"| `{name}` |")]
+        for key, default in settings.items():
+            assert f"`{key}` {default:g}" in line

@@ -272,7 +272,7 @@ class TrainingClient(Protocol):
     ) -> ForwardBackwardOutput:
         """Accumulate gradients of the *sum* over action tokens; nothing else is reduced here.
 
-        `loss_fn` is a policy loss and any terms: "ppo", "ppo+sdar+kl". Reference: `loop.loss`.
+        `loss_fn` is a policy loss and any terms: "ppo", "ppo+sdar+kl". Reference: `loop.reference`.
         """
         ...
 
