@@ -17,6 +17,7 @@ from turncredit.config.checks import problems
 from turncredit.config.recipes import check_sections, read_recipe, recipe_dir, recipe_names
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, did_you_mean
+from turncredit.core.losses import bounds
 from turncredit.core.needs import Needs, needs_of
 from turncredit.core.settings import coerce, setting
 
@@ -188,13 +189,14 @@ class Run:
         decay = {"method": own.decay_steps, "constant": 0, "linear": teacher.mix_steps}
         if teacher.mix_schedule == "method" and teacher.mix_steps:
             decay["method"] = teacher.mix_steps
-        low, high = own.clip
+        loss = own.loss if optim.loss == "method" else optim.loss
+        low, high = own.clip if loss == own.loss else bounds(loss)
         return replace(
             own,
             snapshot=own.snapshot
             if teacher.teacher_snapshot == "method"
             else teacher.teacher_snapshot,
-            loss=own.loss if optim.loss == "method" else optim.loss,
+            loss=loss,
             aggregation=own.aggregation if optim.aggregation == "method" else optim.aggregation,
             clip=(
                 low if optim.ppo_clip_low is None else optim.ppo_clip_low,

@@ -44,7 +44,7 @@ def problems(run: Run) -> Iterator[str]:
             "every ratio would be off by the kept mass; training needs 1.0"
         )
     low, high = run.needs.clip
-    if not 0 < low < 1 < high:
+    if not 0 <= low < 1 < high or (low == 0 and run.needs.loss == "ppo"):
         yield (
             f"ppo_clip_low={low}, ppo_clip_high={high}: these are "
             "bounds of the ratio, one below 1 and one above (the article: 0.8 and 1.24)"

@@ -47,6 +47,12 @@ _RULES: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+def bounds(policy: str) -> tuple[float, float]:
+    """The usual bounds of the ratio under a policy loss; of one that has none, PPO's."""
+    settings = POLICY_LOSSES[policy] or POLICY_LOSSES["ppo"]
+    return settings["clip_low_threshold"], settings["clip_high_threshold"]
+
+
 @dataclass(frozen=True, slots=True)
 class LossSpec:
     """A checked loss: its policy loss, its terms in order, and every setting of them."""

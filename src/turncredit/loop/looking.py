@@ -6,22 +6,24 @@ Knows no method by name: a method says what it needs (`core.needs`), and a run m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from turncredit.config import Run
-from turncredit.core.datum import Distribution
-from turncredit.core.looks import Preparing
+from turncredit.core.datum import Datum, Distribution
+from turncredit.core.looks import Ask, Preparing
 from turncredit.core.protocols import SamplingClient, TrainingClient
 from turncredit.core.types import REFERENCE, Group, ScoredTrajectory
 from turncredit.credit.schedule import factor, with_mix
-from turncredit.loop import rescoring, teacher
+from turncredit.credit.tempo import ENDPOINT_VALUE
+from turncredit.loop import critic, rescoring, teacher
 from turncredit.loop.asking import asker
 from turncredit.loop.chat import Chat
 from turncredit.loop.parts import Parts
 from turncredit.loop.teachers import Teachers
+from turncredit.loop.transfers import transfer_rows
 from turncredit.loop.weights import recorded_success
 from turncredit.record.runlog import RunFolder
 
@@ -37,12 +39,14 @@ class Looked:
         config: the method's settings at this step.
         metrics: what was measured on the way.
         distributions: the teacher's, per group and member, where the loss reads them.
+        extra: rows beside those of the trajectories, trained on once, reduced on their own.
     """
 
     groups: list[Group]
     config: Any
     metrics: Mapping[str, float]
     distributions: list[list[Distribution | None]] | None = None
+    extra: list[Datum] = field(default_factory=list)
 
 
 class Looking:
@@ -89,11 +93,16 @@ class Looking:
         found: dict[str, float] = {}
         if self._needs.mix:
             config, found["opsd/mix_factor"] = with_mix(config, self._needs, share), share
+        if ENDPOINT_VALUE in self._needs.notes:
+            groups, judged = await critic.judge(groups, self._ask(step, client))
+            found |= judged
         if not self._parts.method.NEEDS_TEACHER:
-            return Looked(groups, config, found)
+            extra = await self._transfers(groups, config, client)
+            return Looked(groups, config, found, extra=extra)
         if share == 0:
             return Looked(teacher.nobody_looked(groups), config, found)
-        found |= await self._prepare(step, groups, client)
+        if isinstance(self._parts.hint, Preparing):
+            found |= await self._parts.hint.prepare(groups, self._ask(step, client))
         lent = await self._teachers.of(step, client, training)
         try:
             groups, given = await self._teach(groups, lent.client, own=lent.own)
@@ -157,19 +166,34 @@ class Looking:
             stop=settings.teacher_stop,
         )
 
-    async def _prepare(
-        self, step: int, groups: Sequence[Group], client: SamplingClient
-    ) -> Mapping[str, float]:
-        if not isinstance(self._parts.hint, Preparing):
-            return {}
-        ask = asker(
+    def _ask(self, step: int, client: SamplingClient) -> Ask:
+        """Asks the snapshot that sampled."""
+        return asker(
             self._chat.tokenizer,
             client,
             max_tokens=self._settings.ask_tokens,
             longest=self._parts.backend.capabilities().max_seq_len,
             seed=f"{self._run.schedule.seed}/{step}",
         )
-        return await self._parts.hint.prepare(groups, ask)
+
+    async def _transfers(
+        self, groups: Sequence[Group], config: Any, client: SamplingClient
+    ) -> list[Datum]:
+        """Rows of what turns can teach each other, for methods that find such pairs."""
+        method, hinted = self._parts.method, self._parts.hinted
+        if hinted is None or not hasattr(method, "transfers"):
+            return []
+        return await transfer_rows(
+            groups,
+            [method.transfers(group, config) for group in groups],
+            self._chat,
+            hinted,
+            client,
+            k=self._needs.vocabulary,
+            coefficient=config.coefficient,
+            gate_beta=config.gate_beta,
+            concurrency=self._settings.teacher_concurrency,
+        )
 
     async def _teach(
         self, groups: list[Group], client: SamplingClient, *, own: bool

@@ -15,6 +15,7 @@ import numpy as np
 
 from turncredit.core.datum import Distribution
 from turncredit.core.errors import AlignmentError, BackendError, ConfigError
+from turncredit.core.leaks import leak
 from turncredit.core.looks import FRONT, Hint, Insertion, Look, LookingHint, Place
 from turncredit.core.protocols import DistributionClient, SamplingClient
 from turncredit.core.tokens import TeacherView, teacher_view
@@ -56,13 +57,14 @@ def read(
         max_tokens: longest sequence the teacher may read (trajectory budget plus reserve).
 
     Raises:
-        ConfigError: a hinted trajectory is longer than `max_tokens` (never cut), or a hint is
-            empty.
+        ConfigError: a hinted trajectory is longer than `max_tokens` (never cut), a hint is empty,
+            or one shows the future though its source denies it.
         AlignmentError: another prompt than the student's.
     """
+    enforced = isinstance(hint, LookingHint) and not hint.sees_future
     return [
         [
-            _readings(trajectory, looks, chat, max_tokens)
+            _readings(trajectory, looks, chat, max_tokens, enforced=enforced)
             for trajectory, looks in zip(group.trajectories, looks_at(group, hint), strict=True)
         ]
         for group in groups
@@ -192,10 +194,14 @@ def looks_at(group: Group, hint: AnyHint) -> list[tuple[Look, ...]]:
 
 
 def _readings(
-    trajectory: Trajectory, looks: Sequence[Look], chat: Chat, max_tokens: int
+    trajectory: Trajectory, looks: Sequence[Look], chat: Chat, max_tokens: int, *, enforced: bool
 ) -> Readings:
     if not looks or not trajectory.turns:
         return ()
+    if enforced and (found := leak(trajectory, looks)):
+        raise ConfigError(
+            f"{found}. A source that means to show the future says so (sees_future = True)"
+        )
     again = chat.prompt(trajectory.task, trajectory.opening)
     if again != (own := own_prompt(trajectory)):
         raise AlignmentError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from turncredit.backends import selfcheck
 from turncredit.config import Run
+from turncredit.core.datum import Datum
 from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Credit
@@ -150,11 +151,15 @@ class Trainer:
                 weights = folded(looked.groups, credits, loss.folded, loss.term_settings)
             rows = build_rows(looked.groups, weights, looked.distributions)
         with self._phase(step, "update"):
-            update = await self._update(step, training, rows)
+            update = await self._update(step, training, rows, looked.extra)
         self._record(step, looked, credits, rows, update)
 
-    async def _update(self, step: int, training: TrainingClient, rows: Rows) -> dict[str, float]:
+    async def _update(
+        self, step: int, training: TrainingClient, rows: Rows, extra: Sequence[Datum]
+    ) -> dict[str, float]:
+        """The optimizer steps of an update; `extra` rows take part in the first."""
         optim, loss = self._run.optim, self._parts.loss
+        aggregation, longest = self._run.needs.aggregation, self._run.rollout.max_trajectory_tokens
         seen: list[dict[str, float]] = []
         for data in batches(
             rows.data,
@@ -163,11 +168,10 @@ class Trainer:
             seed=f"{self._run.schedule.seed}/{step}",
         ):
             output = await training.forward_backward(
-                reduced(
-                    data,
-                    self._run.needs.aggregation,
-                    longest=self._run.rollout.max_trajectory_tokens,
-                ),
+                [
+                    *reduced(data, aggregation, longest=longest),
+                    *reduced(extra if not seen else (), aggregation, longest=longest),
+                ],
                 loss_fn=loss.name,
                 loss_fn_config=loss.settings,
             )
