@@ -9,13 +9,16 @@ from typing import Any
 
 from turncredit.conformance import (
     beliefs,
+    critical,
     distillation,
     grsd,
     library,
+    outcomes,
     ratios,
     rlsd,
     rows,
     schedules,
+    stepwise,
     vocabulary,
 )
 from turncredit.conformance.vectors import Unsupported, Vector, differences, load
@@ -46,6 +49,14 @@ ADAPTERS: Mapping[str, Adapter] = {
     "dapo-loss": ratios.dapo,
     "opsd-jsd": vocabulary.opsd_jsd,
     "ucob": vocabulary.ucob,
+    "gigpo": stepwise.gigpo_rows,
+    "opid": critical.opid,
+    "opid-critstats": critical.by_statistics,
+    "opid-routing": critical.routing,
+    "dapo-adv": outcomes.dapo_advantages,
+    "dapo-overlong": outcomes.dapo_overlong,
+    "tempo-actor": outcomes.tempo_actor,
+    "tempo-critic": outcomes.tempo_critic,
 }
 # The published aggregate is NaN when a row has no tokens; ours skips the row and stays finite.
 DEFINED_WHERE_NAN = frozenset({"ppo", "sdar", "skillsd", "opid-opdloss", "gspo", "ucob"})

@@ -109,6 +109,8 @@ def differences(
 def _close(expected: Any, got: Any, vector: Vector, defined_where_nan: bool) -> bool:
     if isinstance(expected, str) and expected not in ("nan", "inf", "-inf"):
         return expected == got
+    if expected is None or got is None:
+        return expected is got
     want, have = float(expected), float(got)
     if math.isnan(want):
         return math.isfinite(have) if defined_where_nan else math.isnan(have)

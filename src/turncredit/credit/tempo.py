@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turncredit.core.errors import ConfigError
 from turncredit.core.needs import Needs
@@ -71,11 +72,16 @@ def endpoint_value(answers: Sequence[float | None]) -> float:
     return sum(read) / len(read) if read else 0.0
 
 
+def bootstrapped_G(reward_G: Array, value_G: Array, unfinished_G: NDArray[np.bool_]) -> Array:
+    """Return of each branch, (G,): its reward, plus a known value of what it did not finish."""
+    return reward_G + np.where(unfinished_G & np.isfinite(value_G), value_G, 0.0)
+
+
 def return_G(group: Group) -> Array:
-    """Reward of each branch, plus the critic's value where it stopped for want of turns, (G,)."""
+    """Return of each branch of a group; one that ran out of turns is unfinished, (G,)."""
     value_G = group.notes.get(ENDPOINT_VALUE, np.zeros(len(group.trajectories)))
     unfinished_G = np.array([t.stop is StopReason.MAX_TURNS for t in group.trajectories], bool)
-    return group.reward_G + np.where(unfinished_G & np.isfinite(value_G), value_G, 0.0)
+    return bootstrapped_G(group.reward_G, value_G, unfinished_G)
 
 
 def critic_rewards(
