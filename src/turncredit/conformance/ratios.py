@@ -51,10 +51,11 @@ def gspo(inputs: Inputs) -> Outputs:
 
 def gspo_sequences(inputs: Inputs) -> Outputs:
     """GSPO over whole sequences, divided by a number that counts those left out as well."""
-    bounds, shared = _bounds(inputs), float(inputs["normalization_sequences"])
+    bounds = _bounds(inputs)
     rows = list(
         zip(*(inputs[n] for n in ("logprobs", "sampling_logprobs", "advantages")), strict=True)
     )
+    shared = float(inputs.get("normalization_sequences") or len(rows))
     losses, ratios = [], []
     for new, old, advantage in rows:
         new_N, old_N = np.array(new, np.float64), np.array(old, np.float64)

@@ -92,7 +92,7 @@ def ucob(inputs: Inputs) -> Outputs:
 def _top_k(inputs: Inputs) -> tuple[Array, Array, Array | None]:
     """Value (D, T), and its slopes by the target's logits (D, T, k) and their log-sum."""
     target, reference = _cube(inputs["target_logits_k"]), _cube(inputs["reference_logits_k"])
-    renormalised = bool(inputs["norm_to_one"])
+    renormalised = bool(inputs.get("norm_to_one", True))
     if renormalised:
         log_t, log_r = log_softmax(target), log_softmax(reference)
     else:
@@ -100,7 +100,7 @@ def _top_k(inputs: Inputs) -> tuple[Array, Array, Array | None]:
         log_r = reference - matrix(inputs["reference_logsumexp"])[..., None]
     p, ratio = np.exp(log_r), log_r - log_t
     flat = np.zeros(ratio.shape, bool)
-    if inputs["clip_log_ratio"]:
+    if inputs.get("clip_log_ratio"):
         flat = np.abs(ratio) > _RATIO_LIMIT
         ratio = np.clip(ratio, -_RATIO_LIMIT, _RATIO_LIMIT)
     by_log_t = np.where(flat, 0.0, -p)
@@ -112,7 +112,7 @@ def _top_k(inputs: Inputs) -> tuple[Array, Array, Array | None]:
 
 def _gate(inputs: Inputs, mask: Array) -> Array | None:
     names = ("target_log_probs", "reference_log_probs")
-    if not inputs["gate_enable"] or any(inputs.get(name) is None for name in names):
+    if not inputs.get("gate_enable", True) or any(inputs.get(name) is None for name in names):
         return None
     target, reference = (matrix(inputs[name]) for name in names)
     sign = _spread(inputs.get("gate_delta_sign"), mask)
