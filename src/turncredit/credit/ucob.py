@@ -5,14 +5,16 @@ began in the same state. `transfers` finds what can be taught: at every anchor t
 highest return from there is the winner, and each other turn of the anchor a target,
 
     gap     return of the winner - return of the target (of a lone turn: the mean, so 0)
-    weight  min(gap / temperature, weight_max),  for gaps above min_gap, the largest few an anchor
+    weight  min(gap / gap_unit, weight_max),  for gaps above min_gap, the largest few an anchor
 
-The winner's answer would then be learnt in the target's place, under the prompt of the branch the
-winner was *not* in: what the skill taught without the skill, and what worked without it with it.
+The winner's answer is then learnt in the target's place, under the prompt of the branch the winner
+was *not* in: what the skill taught without the skill, and what worked without it with it. There
+the policy follows its own distribution at the winner's place, over the likeliest `LIKELIEST` tokens
+(the term "topk"), gated per token by sigmoid(gate_beta (winner's - target's log-prob)).
 
 After the published code, whose numbers belong to returns of 10 for a success; ours are 1, and so
-`min_gap` and `temperature` are a tenth. Training on the transfers is not part of this module, nor
-are the skill memory and its reflections.
+`min_gap` and `gap_unit` are a tenth. The rows are built by the loop (`loop.transfers`). The skill
+memory and its reflections are not part of this.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ from turncredit.credit import anchors
 from turncredit.credit.terms import check_not_negative
 
 NEEDS_TEACHER = False
+LIKELIEST = 32
 NEEDS = Needs(
     hint="skillbank",
     student_hint="half",
+    term="topk",
+    vocabulary=LIKELIEST,
     mix="step_weight",
     zero_on_equal=False,
     independent=False,
@@ -42,15 +47,23 @@ class Config(anchors.Config):
     """Settings of UCOB; the defaults are the published ones, for a success worth 1."""
 
     min_gap: float = setting(0.005, "smallest difference of returns worth teaching")
-    temperature: float = setting(0.02, "difference of returns that weighs 1")
+    gap_unit: float = setting(0.02, "difference of returns that weighs 1")
     weight_max: float = setting(2.0, "largest weight of a transfer")
+    coefficient: float = setting(0.1, "weight of all transfers in the loss; 0 leaves them out")
+    gate_beta: float = setting(5.0, "slope of the gate of each token, per nat")
     pairs: int = setting(2, "transfers per anchor at most")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(min_gap=self.min_gap, weight_max=self.weight_max, pairs=self.pairs)
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature must be above 0; got {self.temperature}")
+        check_not_negative(
+            min_gap=self.min_gap,
+            weight_max=self.weight_max,
+            pairs=self.pairs,
+            coefficient=self.coefficient,
+            gate_beta=self.gate_beta,
+        )
+        if not self.gap_unit > 0:
+            raise ConfigError(f"gap_unit must be above 0; got {self.gap_unit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,8 @@ def transfers(group: Group, config: Config) -> tuple[Transfer, ...]:
     Raises:
         ConfigError: the environment gives no state keys, and they are asked for.
     """
+    if config.coefficient == 0:
+        return ()
     found: dict[int, list[Place]] = {}
     for label, place in zip(
         anchors.turn_labels(group, config), _places(group, config), strict=True
@@ -134,7 +149,7 @@ def _at_anchor(places: Sequence[Place], config: Config) -> list[Transfer]:
             winner=winner,
             target=target,
             to_hinted=not winner.hinted,
-            weight=min(gap / config.temperature, config.weight_max),
+            weight=min(gap / config.gap_unit, config.weight_max),
         )
         for gap, target in gaps[: config.pairs]
     ]
