@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST = 100_000  # characters of an answer that are looked at
+_TRIES = 64  # opening braces that may turn out to begin nothing
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -91,13 +92,13 @@ def one_object(answer: str) -> dict[str, Any]:
     text = answer.rpartition("</think>")[2]
     decoder = json.JSONDecoder(object_pairs_hook=_without_doubles)
     found: list[dict[str, Any]] = []
-    at = text.find("{")
-    while at >= 0:
+    at, tries = text.find("{"), 0
+    while at >= 0 and tries < _TRIES:
         try:
             value, stop = decoder.raw_decode(text, at)
             found.append(value)
         except (ValueError, RecursionError):
-            stop = at + 1
+            stop, tries = at + 1, tries + 1
         at = text.find("{", stop)
     if len(found) != 1:
         raise Refused(
