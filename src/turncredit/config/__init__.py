@@ -242,9 +242,9 @@ def default_name(kind: str, chosen: Mapping[str, Any]) -> str:
     if kind != "hint":
         return DEFAULT_NAMES[kind]
     method = chosen["method"]
-    name = method if isinstance(method, str) else method.name
+    name, own = (method, None) if isinstance(method, str) else (method.name, method.config)
     target = registry.load("method", name).target
-    return needs_of(target).hint or ("skillbank" if target.NEEDS_TEACHER else "none")
+    return needs_of(target, own).hint or ("skillbank" if target.NEEDS_TEACHER else "none")
 
 
 # ── building from plain values ───────────────────────────────────────────────────────────────
