@@ -48,5 +48,27 @@ def unscored(trajectory: ScoredTrajectory) -> Trajectory:
 
 
 def reordered(group: Group, order: Sequence[int]) -> Group:
-    """The same members in another order."""
-    return replace(group, trajectories=tuple(group.trajectories[i] for i in order))
+    """The same members, and the notes about them, in another order."""
+    chosen = list(order)
+    return replace(
+        group,
+        trajectories=tuple(group.trajectories[i] for i in chosen),
+        notes={name: values_G[chosen] for name, values_G in group.notes.items()},
+    )
+
+
+def walk(
+    observations: Sequence[str], rewards: Sequence[float], member: int = 0, **changes: object
+) -> Trajectory:
+    """A trajectory of one-token turns that began with `observations` and earned `rewards`."""
+    turns = tuple(
+        Turn(start=2 + 2 * k, logprob_N=np.full(1, -1.0), observation=text, reward=reward)
+        for k, (text, reward) in enumerate(zip(observations, rewards, strict=True))
+    )
+    won = sum(rewards) > 0
+    values: dict[str, object] = {
+        "task": TASK, "member": member, "seed": member, "snapshot_id": "s",
+        "tokens": np.arange(2 + 2 * len(turns)), "prompt_length": 2, "turns": turns,
+        "reward": float(won), "stop": StopReason.SUCCESS if won else StopReason.FAILED,
+    }  # fmt: skip
+    return Trajectory(**{**values, **changes})
