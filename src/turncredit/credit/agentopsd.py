@@ -21,7 +21,7 @@ begins again in every turn. `variant` names the published ablations (`credit.abl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -87,6 +87,11 @@ FIGURES = tuple(f.name for f in fields(TurnFigures))
 def full(scene: Scene, knobs: Knobs) -> Shaped:
     """The method itself: turns weigh by the step of the belief towards the outcome."""
     return shaped(np.sign(scene.advantage) * scene.walk.delta, scene, knobs)
+
+
+def needs(config: Config) -> Needs:
+    """What the method asks for with these settings: two of its ablations keep no bound."""
+    return replace(NEEDS, bound="") if config.variant in ("telescoping", "anchored") else NEEDS
 
 
 VARIANTS: Mapping[str, Callable[[Scene, Knobs], Shaped]] = {
