@@ -7,14 +7,15 @@ end, and has no future):
     return      R = r + V,      target  mean R      advantage   R - mean R, not divided
 
 The critic is the policy itself, with an expert's solution in front of it, asked for
-`<value>x</value>`. Its answers are trained in the same batch: the reward of an answer is minus its
-distance from the target, a reward without a number the worst, and its advantage is
-reward - mean over the answers about one state.
+`<value>x</value>`. The published run trains its answers in the same batch: the reward of an answer
+is minus its distance from the target, a reward without a number the worst, and its advantage is
+reward - mean over the answers about one state (`critic_rewards`).
 
 V comes in `Group.notes["endpoint_value"]`, NaN where nobody asked or no answer could be read; then
 it is 0, as in a run without a critic, where credit is GRPO's without a deviation.
 
-After the article's code for it. Restarting from saved states belongs to the loop, not here.
+After the article's code for it. Asking the critic and restarting from saved states belong to the
+loop, not here.
 """
 
 from __future__ import annotations
