@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from turncredit.core.errors import ConfigError
-from turncredit.core.settings import add_flags, coerce, setting
+from turncredit.core.settings import add_flags, check_choices, coerce, setting
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,14 @@ def test_flags_leave_no_trace_unless_given() -> None:
     assert vars(given) == {"steps": 4, "shuffle": False, "names": ["a", "b"], "root": "r"}
     assert coerce(Config, vars(given), "flags").names == ("a", "b")
     assert "100% of it [0.001]" in parser.format_help()
+
+
+def test_choices_are_checked_in_python_too():
+    @dataclass(frozen=True)
+    class Chosen:
+        std: Literal["population", "none"] = "population"
+        size: int = 1
+
+    check_choices(Chosen())
+    with pytest.raises(ConfigError, match=r'std is .populaton.; choose .* mean "population"'):
+        check_choices(Chosen(std="populaton"))  # type: ignore[arg-type]

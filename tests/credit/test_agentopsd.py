@@ -7,6 +7,7 @@ import pytest
 
 from samples import TASK, group_of, scored, unscored
 from turncredit.core.errors import ConfigError
+from turncredit.core.needs import needs_of
 from turncredit.core.types import Group
 from turncredit.credit import agentopsd, grpo
 from turncredit.credit.agentopsd import Config, credit, reshape_turns
@@ -113,3 +114,106 @@ def test_huge_evidence_neither_overflows_nor_warns(evidence):
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Config(**wrong)
+
+
+def test_tokens_of_a_turn_are_walked_like_turns_and_the_belief_begins_again():
+    gaps = [[1.0, 0.0], [], [1.0, 0.0], [0.7]]
+    group = Group(TASK, (scored(gaps, 1.0, 0), scored([[0.0]], 0.0, 1)))
+    given = credit(group, Config(granularity="token"))
+    advantage = grpo.outcome_G(group, grpo.Config())[0]
+    turn = reshape_turns(np.array([1.0, 0.0]), advantage, 0.5, Config())
+    first, empty, second, lone = given.advantage[0]
+    assert first.tolist() == second.tolist() == turn.advantage.tolist()
+    assert first[0] > first[1]
+    assert len(empty) == 0
+    assert lone.tolist() == [advantage]  # one token has none to be compared with
+    assert given.figures["belief_before"][0].tolist() == [0.5] * 4
+    assert given.figures["belief_after"][0][[0, 1]] == pytest.approx([turn.belief_after[1], 0.5])
+    assert given.figures["delta_b"][0][0] == pytest.approx(turn.delta_b.sum())
+    assert given.figures["evidence"][0] == pytest.approx([1.0, 0.0, 1.0, 0.7])
+    assert given.figures["weight"][0] == pytest.approx([turn.weight.mean(), 1.0] * 2)
+
+
+def test_the_belief_may_begin_at_the_mean_reward():
+    group = group_of([0.9, 0.3, 0.0], [[0.1], [0.1], [0.1]])
+    by_rate, by_return = (
+        credit(group, Config(belief_source=source)).metrics["initial_belief"]
+        for source in ("success_rate", "return")
+    )
+    assert by_rate == pytest.approx(2 / 3)
+    assert by_return == pytest.approx(0.4)
+    # On a scale of ten a single success pins it at the clamp: why it is not the default.
+    ten = group_of([10.0, 0.0, 0.0], [[0.1], [0.1], [0.1]])
+    assert credit(ten, Config(belief_source="return")).metrics["initial_belief"] == 1 - 1e-4
+
+
+EVIDENCE = np.array([2.0, -1.0, 0.5])
+AFTER = 1 / (1 + np.exp(-np.array([2.0, 1.0, 1.5])))  # gamma 1, from one half
+DELTA = np.diff(np.concatenate([[0.5], AFTER]))
+
+
+def ablated(variant, advantage=-1.0, outcome=0.0, share=0.5, **more):
+    config = Config(variant=variant, gamma=1.0, reshape_lambda=share, epsilon=1e-9)
+    return reshape_turns(EVIDENCE, advantage, 0.5, config, outcome=outcome, **more)
+
+
+def weights_of(values):
+    return np.clip(1 + 0.2 * (values - values.mean()) / values.std(), 0.8, 1.2)
+
+
+def test_unsigned_weighs_the_size_of_steps_whatever_the_outcome():
+    assert ablated("unsigned").weight == pytest.approx(weights_of(np.abs(DELTA)))
+    assert ablated("unsigned", 1.0).weight == pytest.approx(ablated("unsigned").weight)
+
+
+def test_no_gate_weighs_raw_evidence():
+    assert ablated("no_gate").weight == pytest.approx(weights_of(-EVIDENCE))
+
+
+def test_tether_weighs_the_mean_gap_of_a_turn_alone():
+    got = ablated("tether", tokens_K=np.array([20, 10, 0]))
+    assert got.weight == pytest.approx([np.exp(-0.1), np.exp(0.1), 0.8])  # exp(-.5) is cut
+    assert got.advantage == pytest.approx(-(0.5 + 0.5 * got.weight))
+
+
+def test_tether_counts_the_tokens_of_each_turn():
+    group = Group(TASK, (scored([[0.1, 0.1], [0.1]], 1.0), scored([[0.0]], 0.0, 1)))
+    weight_K = credit(group, Config(variant="tether")).figures["weight"][0]
+    assert weight_K == pytest.approx([np.exp(0.1)] * 2)
+
+
+def test_telescoping_steps_sum_to_outcome_minus_prior():
+    whole = ablated("telescoping", share=1.0)
+    assert whole.advantage.sum() == pytest.approx(-0.5)
+    assert whole.advantage == pytest.approx(DELTA * -0.5 / DELTA.sum())
+    assert whole.advantage[1] > 0  # against the outcome: this one keeps no sign
+    half = ablated("telescoping", share=0.5)
+    assert half.advantage == pytest.approx(-0.5 + 0.5 * whole.advantage)
+
+
+def test_telescoping_steps_that_cancel_say_nothing():
+    config = Config(variant="telescoping", gamma=1.0, reshape_lambda=1.0)
+    got = reshape_turns(np.array([1.0, -1.0]), 1.0, 0.5, config, outcome=1.0)
+    assert got.advantage.tolist() == [0.0, 0.0]
+
+
+def test_anchored_steps_keep_the_outcomes_sign():
+    got = ablated("anchored", share=1.0)
+    assert got.advantage == pytest.approx(-0.5 * np.abs(DELTA) / np.abs(DELTA).sum())
+    won = ablated("anchored", advantage=1.0, outcome=1.0, share=1.0)
+    assert won.advantage == pytest.approx(0.5 * np.abs(DELTA) / np.abs(DELTA).sum())
+
+
+def test_replaced_steps_reach_for_the_success_or_the_reward_as_the_belief_does():
+    group = group_of([0.6, 0.0], [[1.0, 1.0], [0.3]])
+    for source, target in (("success_rate", 1 - 0.5), ("return", 0.6 - 0.3)):
+        config = Config(variant="anchored", belief_source=source, reshape_lambda=1.0)
+        assert sum(np.concatenate(credit(group, config).advantage[0])) == pytest.approx(target)
+
+
+def test_only_ablations_that_replace_the_outcome_promise_no_bound():
+    promised = {v: bool(needs_of(agentopsd, Config(variant=v)).bound) for v in agentopsd.VARIANTS}
+    assert promised == {
+        "full": True, "unsigned": True, "no_gate": True, "tether": True,
+        "telescoping": False, "anchored": False,
+    }  # fmt: skip

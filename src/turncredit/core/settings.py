@@ -36,6 +36,18 @@ def coerce(cls: type, values: Mapping[str, Any], where: str) -> Any:
     return cls(**{key: _check(hints[key], v, f"{where} {key}") for key, v in values.items()})
 
 
+def check_choices(config: Any) -> None:
+    """Refuse a value that is not among its field's choices (Literal fields), in Python too.
+
+    Raises:
+        ConfigError: names the field, its choices and the nearest one.
+    """
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        if get_origin(hints[item.name]) is Literal:
+            _check(hints[item.name], getattr(config, item.name), item.name)
+
+
 def _check(hint: Any, value: Any, where: str) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

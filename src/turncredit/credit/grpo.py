@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from turncredit.core.errors import ConfigError, did_you_mean
-from turncredit.core.settings import setting
+from turncredit.core.errors import ConfigError
+from turncredit.core.settings import check_choices, setting
 from turncredit.core.types import Array, Credit, Group, Trajectory, frozen_array
 from turncredit.credit.gaps import split
 
@@ -27,8 +27,8 @@ ZERO_SPREAD = 1e-9
 
 Std = Literal["population", "sample", "none"]
 Baseline = Literal["trajectories", "turn_rows", "leave_one_out"]
-STD_CHOICES = ("population", "sample", "none")
-BASELINE_CHOICES = ("trajectories", "turn_rows", "leave_one_out")
+STD_CHOICES = get_args(Std)
+BASELINE_CHOICES = get_args(Baseline)
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,9 @@ class Config:
     epsilon: float = setting(1e-4, "added to the standard deviation before dividing")
 
     def __post_init__(self) -> None:
-        check_baseline(self.std, self.epsilon, self.baseline)
-
-
-def check_baseline(std: str, epsilon: float, baseline: str = "trajectories") -> None:
-    """Refuse baseline settings that cannot work.
-
-    Raises:
-        ConfigError: unknown `std` or `baseline`, or an epsilon outside (0, 0.5).
-    """
-    for name, value, known in (
-        ("std", std, STD_CHOICES),
-        ("baseline", baseline, BASELINE_CHOICES),
-    ):
-        if value not in known:
-            near = did_you_mean(str(value), known)
-            raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}.{near}")
-    if not 0 < epsilon < 0.5:
-        raise ConfigError(f"epsilon must lie in (0, 0.5); got {epsilon}")
+        check_choices(self)
+        if not 0 < self.epsilon < 0.5:
+            raise ConfigError(f"epsilon must lie in (0, 0.5); got {self.epsilon}")
 
 
 def advantage_G(
