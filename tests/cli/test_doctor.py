@@ -88,7 +88,3 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for title in ("methods:", "envs:", "backends:", "hints:", "recipes:"):
         assert title in out
-    assert main(["list", "methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} >= {"agentopsd", "grpo"}
-    assert all(len(line.split()) > 2 for line in lines)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from collections.abc import Mapping
+from typing import Any
 
 from turncredit import config
+from turncredit.cli import list_methods
 from turncredit.core import registry
 from turncredit.core.errors import TurncreditError
 
@@ -22,20 +25,49 @@ KINDS: Mapping[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    parser.add_argument("what", nargs="?", choices=KINDS, help="only these [all]")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=KINDS,
+        help="only these, and for methods what each needs and where it runs [all]",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the names."""
     chosen = [args.what] if args.what else list(KINDS)
-    found = {title: _about(KINDS[title]) for title in chosen}
+    if args.json:
+        found = {title: _data(KINDS[title]) for title in chosen}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    elif args.what == "methods":
+        print(list_methods.text(list_methods.listed()))
+    else:
+        _print({title: _about(KINDS[title]) for title in chosen})
+    return 0
+
+
+def _print(found: Mapping[str, Mapping[str, str]]) -> None:
     width = max((len(name) for lines in found.values() for name in lines), default=0)
     for title, lines in found.items():
-        if len(chosen) > 1:
+        if len(found) > 1:
             print(f"{title}:")
+        place = ""
         for name, text in lines.items():
+            if title == "recipes" and place != (place := _environment(name)):
+                print(f" {place}")
             print(f"  {name:{width}}  {text}".rstrip())
-    return 0
+
+
+def _environment(recipe: str) -> str:
+    """What a shipped recipe is for: its name begins with it."""
+    return recipe.partition("-")[0]
+
+
+def _data(kind: str) -> Any:
+    if kind == "method":
+        return [entry.to_dict() for entry in list_methods.listed()]
+    return _about(kind)
 
 
 def _about(kind: str) -> dict[str, str]:
