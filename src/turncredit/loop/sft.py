@@ -86,13 +86,12 @@ class Supervised:
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
         self._ledger = Ledger.resume(self._folder.ledger())
-        first = None if last else self._first_weights()
         try:
             training = await self._parts.backend.create_training_client(
                 seed=self._settings.schedule.seed,
                 save_dir=str(self._folder.checkpoint_dir),
                 from_state=self._folder.resolve(last["state"]) if last else None,
-                **({"from_weights": first} if first else {}),
+                from_weights=None if last else self._first_weights(),
             )
         except DataError as error:
             if last is None:
