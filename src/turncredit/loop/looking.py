@@ -183,6 +183,8 @@ class Looking:
         method, hinted = self._parts.method, self._parts.hinted
         if hinted is None or not hasattr(method, "transfers"):
             return []
+        if self._needs.mix and getattr(config, self._needs.mix) == 0:
+            return []  # the mix stands for all that is not GRPO
         return await transfer_rows(
             groups,
             [method.transfers(group, config) for group in groups],
