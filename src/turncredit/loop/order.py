@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 from turncredit.core.errors import ConfigError
 from turncredit.core.types import Task
@@ -27,9 +28,11 @@ class TaskOrder:
         Drawn from the whole split, so that later updates take what they would have anyway.
         """
         seen = {task.id for task in taken}
-        left = [task for task in self._tasks if task.id not in seen]
-        rng = random.Random(f"{self._seed}/{step}/more/{attempt}")
-        return rng.sample(left, min(self._per_step, len(left)))
+        order = list(range(len(self._tasks)))
+        random.Random(f"{self._seed}/{step}/more/{attempt}").shuffle(order)
+        # One by one: a split may make its tasks only when asked for them.
+        left = (task for i in order if (task := self._tasks[i]).id not in seen)
+        return list(islice(left, self._per_step))
 
     def take(self, step: int) -> list[Task]:
         """The tasks of update `step` (counted from 0). An epoch's last few may stay unused."""

@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,9 +231,12 @@ class RunFolder:
             raise DataError(
                 f"{self.path} has no trajectories of step {step}; it has {self.trajectory_steps()}"
             ) from error
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path} is damaged: {error}") from error
-        return rows_to_groups([json.loads(line) for line in data.split(b"\n") if line])
+        try:
+            return rows_to_groups([json.loads(line) for line in data.split(b"\n") if line])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def trajectory_steps(self) -> list[int]:
         """The steps whose trajectories are on disk, ascending."""
