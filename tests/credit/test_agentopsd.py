@@ -217,3 +217,11 @@ def test_only_ablations_that_replace_the_outcome_promise_no_bound():
         "full": True, "unsigned": True, "no_gate": True, "tether": True,
         "telescoping": False, "anchored": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", ["telescoping", "anchored"])
+def test_replaced_steps_of_equal_outcomes_are_nothing(variant):
+    # The prior's clamp leaves a target of 1e-4, which is no reason to move.
+    group = group_of([1, 1], [[1.0, 0.3], [-2.0]])
+    given = credit(group, Config(variant=variant, reshape_lambda=1.0))
+    assert not given.has_signal
