@@ -33,7 +33,7 @@ def test_success_leans_where_the_policy_went_and_failure_away_from_it():
 
 def test_the_step_says_how_far_beyond():
     group = Group(TASK, (moved([[0.04]], 1.0, 0), moved([[0.0]], 0.0, 1)))
-    won, _ = credit(group, Config(step=2.0, mix=1.0)).advantage
+    won, _ = credit(group, Config(reach=2.0, mix=1.0)).advantage
     assert won[0] == pytest.approx([UP * np.exp(0.08)])
 
 

@@ -2,12 +2,12 @@
 
 Per token t of a trajectory with group-relative advantage A:
 
-    gap        d_t = step (s_t - r_t),  s the policy's log-prob, r that of the initial policy
+    gap        d_t = reach (s_t - r_t),  s the policy's log-prob, r that of the initial policy
     weight     w_t = clip(exp(sign(A) d_t), 1 - bound, 1 + bound)
     advantage  A_t = A ((1 - mix) + mix w_t)
 
-In log space the teacher lies as far beyond the policy, times `step`, as the policy has come from
-where it began: log t = s + step (s - r), not normalised. At the first update nothing has moved and
+In log space the teacher lies as far beyond the policy, times `reach`, as the policy has come from
+where it began: log t = s + reach (s - r), not normalised. At the first update nothing has moved and
 this is GRPO.
 
 *Our reading*, and not that paper's method: written after the truncated public abstract of "RISE:
@@ -38,7 +38,7 @@ NEEDS = Needs(mix="mix", bound="weight_bound", streams=(REFERENCE,))
 class Config(grpo.Config):
     """Settings of the extrapolation. Our reading after RISE's abstract, not that paper's method."""
 
-    step: float = setting(1.0, "how far beyond the policy its teacher lies, in ways come so far")
+    reach: float = setting(1.0, "how far beyond the policy its teacher lies, in ways come so far")
     mix: float = setting(0.5, "share of the token weight in the advantage; 0 is GRPO")
     weight_bound: float = setting(0.2, "token weights stay within 1 +/- this bound")
 
@@ -46,8 +46,8 @@ class Config(grpo.Config):
         super().__post_init__()
         check_mix(self.mix)
         check_bound(self.weight_bound, "token")
-        if not (np.isfinite(self.step) and self.step > 0):
-            raise ConfigError(f"step must be a positive number; got {self.step}")
+        if not (np.isfinite(self.reach) and self.reach > 0):
+            raise ConfigError(f"reach must be a positive number; got {self.reach}")
 
 
 def way_come(trajectory: Trajectory) -> tuple[Array, ...]:
@@ -73,7 +73,7 @@ def credit(group: Group, config: Config) -> Credit:
         ConfigError: the initial policy has not scored a trajectory.
     """
     gap_GK = [
-        tuple(config.step * way_N for way_N in way_come(trajectory))
+        tuple(config.reach * way_N for way_N in way_come(trajectory))
         for trajectory in group.trajectories
     ]
     advantage_G = grpo.outcome_G(group, config)
