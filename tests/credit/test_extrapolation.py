@@ -52,7 +52,7 @@ def test_no_teacher_but_the_initial_policy_is_needed():
         credit(Group(TASK, tuple(unscored(t) for t in told)), Config())
 
 
-@pytest.mark.parametrize("wrong", [{"step": 0.0}, {"step": float("nan")}, {"mix": -1.0},
+@pytest.mark.parametrize("wrong", [{"reach": 0.0}, {"reach": float("nan")}, {"mix": -1.0},
                                    {"weight_bound": 1.0}])  # fmt: skip
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
