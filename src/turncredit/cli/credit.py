@@ -164,7 +164,7 @@ def _disagreements(methods: Sequence[Method], found: Sequence[StepRows], top: in
 
 def _turn(row: TurnRow) -> list[str]:
     return [
-        _short(row.task),
+        _short(row.task.rpartition("/")[2]),
         str(row.step),
         str(row.member),
         str(row.turn),
@@ -179,7 +179,7 @@ def _notes(methods: Sequence[Method]) -> list[str]:
     """What the numbers leave out."""
     notes = [
         f"{method.name}: its term reads the teacher's distribution, which a run folder does not "
-        "hold. The advantages here are without it; --out has its weights."
+        "hold. The advantages here are without it."
         for method in methods
         if method.shows_apart
     ]
@@ -188,7 +188,7 @@ def _notes(methods: Sequence[Method]) -> list[str]:
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 12]}…{line[-11:]}"
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…"
 
 
 def _r(value: float) -> str:
