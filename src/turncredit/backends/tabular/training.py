@@ -1,4 +1,4 @@
-"""Exact gradients of the table, the optimizer step, and files that survive a crash."""
+"""The table in training: gradients, optimizer, an average, and files that survive a crash."""
 
 from __future__ import annotations
 
@@ -15,59 +15,20 @@ from uuid import uuid4
 
 import numpy as np
 
-from turncredit.backends.tabular.policy import Base, Key, Reader, Table
-from turncredit.core.datum import Datum
-from turncredit.core.errors import ConfigError, DataError, did_you_mean
+from turncredit.backends.tabular.policy import Base, Table
+from turncredit.backends.tabular.reader import Key, Situation
+from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.protocols import AdamParams
 from turncredit.core.types import Array
-
-LOSSES = frozenset({"ppo", "importance_sampling", "cross_entropy"})
-_KEYS = {"ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.24}}
-
-
-def loss_settings(loss_fn: str, given: Mapping[str, float] | None) -> dict[str, float]:
-    """Settings of a loss with its defaults.
-
-    Raises:
-        ConfigError: an unknown loss or key.
-    """
-    if loss_fn not in LOSSES:
-        raise ConfigError(f'tabular has no loss "{loss_fn}".{did_you_mean(loss_fn, LOSSES)}')
-    known = _KEYS.get(loss_fn, {})
-    for key in given or {}:
-        if key not in known:
-            raise ConfigError(f'loss "{loss_fn}" has no setting "{key}".{did_you_mean(key, known)}')
-    return {**known, **(given or {})}
-
-
-@dataclass(frozen=True)
-class TokenLoss:
-    """Per action token of one row: loss, its derivative by the new log-prob, and clipping."""
-
-    loss_N: Array
-    slope_N: Array
-    clipped_N: Array
-
-
-def token_loss(
-    loss_fn: str, settings: Mapping[str, float], new_N: Array, old_N: Array, weight_N: Array
-) -> TokenLoss:
-    """The loss of action tokens; sums over them are all that `forward_backward` reduces."""
-    if loss_fn == "cross_entropy":
-        return TokenLoss(-weight_N * new_N, -weight_N, np.zeros(len(new_N)))
-    ratio = np.exp(np.clip(new_N - old_N, -700, 700))
-    plain = -weight_N * ratio
-    if loss_fn == "importance_sampling":
-        return TokenLoss(plain, plain, np.zeros(len(new_N)))
-    low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
-    bounded = -weight_N * np.clip(ratio, low, high)
-    flat = bounded > plain
-    return TokenLoss(np.maximum(plain, bounded), np.where(flat, 0.0, plain), flat.astype(float))
 
 
 @dataclass
 class State:
-    """Weights in training with their optimizer. Rows are added when first trained."""
+    """Weights in training with their optimizer. Rows are added when first trained.
+
+    `average` is None until it is tracked. A row that is added later was 0 until then, and so was
+    its average.
+    """
 
     base: Base
     rows: dict[Key, int] = field(default_factory=dict)
@@ -75,19 +36,28 @@ class State:
     first: Array = field(default_factory=lambda: np.zeros((0, 0)))
     second: Array = field(default_factory=lambda: np.zeros((0, 0)))
     steps: int = 0
+    average: Array | None = None
+    decay: float = 0.0
     gradient: dict[Key, Array] = field(default_factory=dict)
 
-    def table(self) -> Table:
-        """The current weights, frozen."""
-        theta = self.theta.copy()
+    def table(self, weights: Array | None = None) -> Table:
+        """The current weights (or others in their place), frozen."""
+        theta = (self.theta if weights is None else weights).copy()
         theta.setflags(write=False)
         return Table(self.base, self.rows, theta)
 
-    def snapshot_id(self) -> str:
+    def snapshot_id(self, weights: Array | None = None) -> str:
         """Same weights, same id: a hash of the table."""
         keys = json.dumps(list(self.rows)).encode()
-        digest = hashlib.sha256(keys + self.theta.tobytes()).hexdigest()
+        theta = self.theta if weights is None else weights
+        digest = hashlib.sha256(keys + theta.tobytes()).hexdigest()
         return f"tabular-{digest[:16]}"
+
+    def track_average(self, decay: float) -> None:
+        """Average the weights from now on, starting at the present ones unless there is one."""
+        self.decay = decay
+        if self.average is None:
+            self.average = self.theta.copy()
 
     def add(self, key: Key, gradient_V: Array) -> None:
         """Accumulate the gradient of one row."""
@@ -96,15 +66,12 @@ class State:
         else:
             self.gradient[key] = gradient_V.copy()
 
-    def backward(self, reader: Reader, table: Table, datum: Datum, slope_T: Array) -> None:
-        """Add the gradient of one row: slope times (one-hot minus probabilities)."""
-        situations = reader.situations(datum.tokens, 0, len(datum.tokens))
-        # A slope of zero moves nothing: it must not leave a gradient that waits for its step.
-        for position in np.flatnonzero(datum.mask & (slope_T != 0)).tolist():
-            where = situations[position]
-            gradient = -np.exp(table.logprob_V(where)) * slope_T[position]
-            gradient[int(datum.tokens[position])] += slope_T[position]
-            self.add(where.key, gradient)
+    def backward(self, situations: Sequence[Situation], slope_NV: Array) -> None:
+        """Add the slopes by the logits of N situations."""
+        for where, slope_V in zip(situations, slope_NV, strict=True):
+            # A slope of zero moves nothing: it must not leave a gradient that waits for its step.
+            if slope_V.any():
+                self.add(where.key, slope_V)
 
     def step(self, params: AdamParams, *, adam: bool) -> dict[str, float]:
         """One optimizer step on the accumulated gradients, clipped by their global norm."""
@@ -127,6 +94,9 @@ class State:
         update = self._adam(gradient, params) if adam else gradient
         decay = params.learning_rate * params.weight_decay
         self.theta = self.theta * (1 - decay) - params.learning_rate * update
+        if self.average is not None:
+            average = _grown(self.average, size)
+            self.average = self.decay * average + (1 - self.decay) * self.theta
         return {"grad_norm": norm, "skipped": 0.0}
 
     def _adam(self, gradient: Array, params: AdamParams) -> Array:
@@ -148,21 +118,28 @@ def _grown(array: Array, size: tuple[int, int]) -> Array:
 
 def write(path: Path, kind: str, state: State, identity: Mapping[str, Any]) -> None:
     """Write `state` (with its optimizer) or `sampler` weights to `path`, all at once."""
-    head = {"kind": kind, "identity": identity, "steps": state.steps, "rows": list(state.rows)}
+    head: dict[str, Any] = {
+        "kind": kind,
+        "identity": identity,
+        "steps": state.steps,
+        "rows": list(state.rows),
+    }
     size = (len(state.rows), state.base.vocabulary)
     nothing = np.zeros((0, 0))
     # A sampler needs no moments: they are left out, and the arrays empty.
     moments, first, second = (
         (size, state.first, state.second) if kind == "state" else ((0, 0), nothing, nothing)
     )
+    arrays: dict[str, Any] = {
+        "theta": _grown(state.theta, size),
+        "first": _grown(first, moments),
+        "second": _grown(second, moments),
+    }
+    if kind == "state" and state.average is not None:
+        head["average_decay"] = state.decay
+        arrays["average"] = _grown(state.average, size)
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        head=np.frombuffer(json.dumps(head).encode(), np.uint8),
-        theta=_grown(state.theta, size),
-        first=_grown(first, moments),
-        second=_grown(second, moments),
-    )
+    np.savez(buffer, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
     with temporary.open("wb") as file:
@@ -196,9 +173,4 @@ def read(path: Path, kind: str, base: Base, identity: Mapping[str, Any]) -> Stat
             "use the same ones"
         )
     rows = {(tuple(shown), tuple(said)): i for i, (shown, said) in enumerate(head["rows"])}
-    return State(base, rows, steps=head["steps"], **arrays)
-
-
-def gradient_rows(data: Sequence[Datum]) -> int:
-    """Tokens a training call reads."""
-    return sum(len(datum.tokens) for datum in data)
+    return State(base, rows, steps=head["steps"], decay=head.get("average_decay", 0.0), **arrays)
