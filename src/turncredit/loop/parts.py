@@ -26,12 +26,14 @@ class Loss:
         settings: their numbers.
         folded: the method's term, when it is part of the advantages instead.
         term_settings: the numbers of the method's term, wherever it is.
+        has_term: the backend runs the method's term itself.
     """
 
     name: str
     settings: Mapping[str, float]
     folded: str = ""
     term_settings: Mapping[str, float] = field(default_factory=dict)
+    has_term: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,13 @@ def loss_of(run: Run, capabilities: Capabilities) -> Loss:
     if optim.entropy_coefficient:
         names.append("entropy")
         settings["entropy_coefficient"] = optim.entropy_coefficient
-    return Loss(name="+".join(names), settings=settings, folded=folded, term_settings=own)
+    return Loss(
+        name="+".join(names),
+        settings=settings,
+        folded=folded,
+        term_settings=own,
+        has_term=bool(needs.term) and not folded,
+    )
 
 
 def _check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> None:

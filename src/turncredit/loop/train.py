@@ -18,7 +18,7 @@ from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
 from turncredit.loop.chat import Chat
-from turncredit.loop.data import Rows, batches, build_rows, folded, reduced
+from turncredit.loop.data import Rows, batches, beside_term, build_rows, folded, reduced
 from turncredit.loop.looking import Looked, Looking
 from turncredit.loop.parts import Parts
 from turncredit.loop.remarks import refuse_hopeless, remarks
@@ -161,8 +161,9 @@ class Trainer:
         optim, loss = self._run.optim, self._parts.loss
         aggregation, longest = self._run.needs.aggregation, self._run.rollout.max_trajectory_tokens
         seen: list[dict[str, float]] = []
+        given = beside_term(rows.data, extra) if loss.has_term else rows.data
         for data in batches(
-            rows.data,
+            given,
             epochs=optim.epochs,
             minibatches=optim.minibatches,
             seed=f"{self._run.schedule.seed}/{step}",
