@@ -81,7 +81,7 @@ def table(out: Path, names: Sequence[str]) -> str:
     """One line a method, from run folders and evaluations."""
     lines = [
         "| method | first update | last five | held-out games won | against GRPO | p | train s "
-        "| tokens read | notes |",
+        "| tokens read | warnings |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     start = read(out / "base.jsonl")
@@ -112,11 +112,12 @@ def row(name: str, out: Path) -> str:
     text = (out / "study.log").read_text()
     mine = re.findall(rf"^\$ turncredit train .*--run-name {name}\b.*\n((?:(?!\$ ).*\n)*)", text,
                       re.MULTILINE)  # fmt: skip
-    notes = len(re.findall(r"^note:", "".join(mine), re.MULTILINE))
+    # The one note every run prints says what it is about to do.
+    notes = len(re.findall(r"^note:", "".join(mine), re.MULTILINE)) - len(mine)
     return (
         f"| `{name}` | {rates[0]:.2f} | {np.mean(rates[-5:]):.2f} "
         f"| {won(read(out / f'{name}.jsonl'))} | {against} | {p} | {seconds:.0f} "
-        f"| {tokens / 1e6:.1f} M | {notes or ''} |"
+        f"| {tokens / 1e6:.1f} M | {notes} |"
     )
 
 
