@@ -275,6 +275,24 @@ def test_zero_advantages_train_only_through_terms(
         client._trainer.gradients.clear()
 
 
+def test_rows_at_rest_need_nothing(client: LocalTrainingClient) -> None:
+    """A row without weights may lack the streams, and changes nothing beside the others."""
+    first, second, third = rows(client, k=3)
+    nothing = np.zeros(len(second.mask))
+    bare = {"teacher": None, "reference": None, "distribution": None}
+    resting = replace(second, advantages=nothing, distill=nothing, weight=nothing, **bare)
+    found = []
+    for data in ([first, third], [first, resting, third]):
+        loss_fn = "ppo+sdar+jsd+kl"
+        out = asyncio.run(client.forward_backward(data, loss_fn=loss_fn))
+        found.append((out.metrics, dict(client._trainer.gradients)))
+        client._trainer.gradients.clear()
+    for name in ("loss", "sdar", "jsd", "kl"):
+        assert found[1][0][name] == pytest.approx(found[0][0][name], rel=1e-5)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], gradient, atol=1e-5, rtol=1e-4)
+
+
 def test_extreme_gaps_stay_finite_and_pull_the_right_way(client: LocalTrainingClient) -> None:
     """A teacher 50 nats away on either side; old log-probs far from the new ones."""
     (row, *_) = rows(client)

@@ -56,6 +56,8 @@ def has_signal(row: Datum, loss: LossSpec) -> bool:
 def check_rows(data: Sequence[Datum], loss: LossSpec, vocabulary: int) -> None:
     """Refuse rows that lack what the loss reads, before anything is computed.
 
+    A row whose weights for a term are all 0 takes no part in it, and needs nothing else for it.
+
     Args:
         data: training rows.
         loss: what will be computed.
@@ -64,27 +66,32 @@ def check_rows(data: Sequence[Datum], loss: LossSpec, vocabulary: int) -> None:
     Raises:
         ConfigError: names the row, the stream, and where it comes from.
     """
+    widths: set[int] = set()
     for i, row in enumerate(data):
         for term in loss.terms:
             _check_present(i, row, term)
             _check_numbers(i, row, term, vocabulary)
+            if STREAMS[term][1] == "distribution" and weights(row, term).any():
+                widths.add(row.distribution.ids.shape[1] if row.distribution else 0)
         distilled = row.distill is not None and bool(row.distill[row.mask].any())
         if distilled and not any(STREAMS[term][0] == "distill" for term in loss.terms):
             raise ConfigError(
                 f"row {i} has distillation weights, but no term of the loss reads them: name one, "
                 f'like "{loss.policy}+sdar", or fold them into the advantages and leave them out'
             )
-    widths = {row.distribution.ids.shape[1] for row in data if row.distribution is not None}
     if len(widths) > 1:
         raise ConfigError(f"distributions over {sorted(widths)} tokens in one call: use one number")
 
 
 def _check_present(i: int, row: Datum, term: str) -> None:
-    for stream in filter(None, STREAMS[term]):
-        if getattr(row, stream) is None:
-            raise ConfigError(
-                f'row {i} has no "{stream}", which the term "{term}" reads: {_CURES[stream]}'
-            )
+    weighted_by, against = STREAMS[term]
+    missing = weighted_by if getattr(row, weighted_by) is None else ""
+    if not missing and against and getattr(row, against) is None and weights(row, term).any():
+        missing = against
+    if missing:
+        raise ConfigError(
+            f'row {i} has no "{missing}", which the term "{term}" reads: {_CURES[missing]}'
+        )
 
 
 def _check_numbers(i: int, row: Datum, term: str, vocabulary: int) -> None:
@@ -96,9 +103,11 @@ def _check_numbers(i: int, row: Datum, term: str, vocabulary: int) -> None:
             f'row {i}: "{weighted_by}" is not finite on an action token: {_CURES[weighted_by]}'
         )
     used_T = row.mask & (weight_T != 0)
+    if not used_T.any():
+        return
     if against == "distribution" and row.distribution is not None:
         found, ids = row.distribution.logprobs[used_T], row.distribution.ids[used_T]
-        if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
+        if not 0 <= ids.min() <= ids.max() < vocabulary:
             raise ConfigError(
                 f"row {i}: a distribution names ids {ids.min()} to {ids.max()}, the model has "
                 f"0 to {vocabulary - 1}: it comes from another model"

@@ -50,16 +50,15 @@ class ActionTokens:
     def against(self, term: str) -> torch.Tensor:
         """The log-probs a term compares with, (N,); any number where its weight is 0."""
         weighted_by, against = STREAMS[term]
-        found, own = self._picked(against), self._picked("logprobs")
-        return self._tensor(np.where(self._picked(weighted_by) != 0, found, own))
+        own, used = self._picked("logprobs"), self._picked(weighted_by) != 0
+        return self._tensor(np.where(used, self._picked(against, otherwise="logprobs"), own))
 
     def probe(self, term: str, spec: LossSpec) -> Probe:
         """What to compute of the logits for a term over the vocabulary."""
         if term == "entropy":
             return entropy
-        given = [row.distribution for row in self.rows]
         return Divergence(
-            [d for b in self._row_N if (d := given[b]) is not None],
+            [self.rows[b].distribution for b in self._row_N],
             self._at_N,
             self._picked(STREAMS[term][0]) != 0,
             *divergence_settings(term, spec),
@@ -77,9 +76,13 @@ class ActionTokens:
             out.append(filled)
         return out
 
-    def _picked(self, name: str) -> np.ndarray:
-        pairs = zip(self.rows, self.where, strict=True)
-        return np.concatenate([getattr(row, name)[w] for row, w in pairs])
+    def _picked(self, name: str, otherwise: str = "") -> np.ndarray:
+        """A stream on the action tokens; another one of rows that lack it."""
+        parts: list[np.ndarray] = []
+        for row, w in zip(self.rows, self.where, strict=True):
+            found = getattr(row, name)
+            parts.append((getattr(row, otherwise) if found is None else found)[w])
+        return np.concatenate(parts)
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)

@@ -33,32 +33,36 @@ class Divergence:
     are given, both sides are renormalised over them.
 
     Attributes:
-        given: of the row each position belongs to, (N,) in order.
+        given: of the row each of the N positions belongs to; None where it is not used.
         position_N: of each position, its index in that row.
-        used_N: False where the term has no weight; there the distribution may hold anything.
+        used_N: False where the term has no weight; nothing is computed there.
         beta: weight of the teacher in the mixture.
         temperature: the student's logits are divided by it (the teacher's were when it was asked).
     """
 
-    given: Sequence[Distribution]
+    given: Sequence[Distribution | None]
     position_N: np.ndarray
     used_N: np.ndarray
     beta: float
     temperature: float
 
     def __call__(self, logits: torch.Tensor, at: slice) -> torch.Tensor:
-        """The divergence at the positions `at`, nats, (n,)."""
-        pairs = list(zip(self.given[at], self.position_N[at], strict=True))
-        ids = np.stack([given.ids[t] for given, t in pairs])
-        wanted = np.stack([given.logprobs[t] for given, t in pairs])
-        unused = ~self.used_N[at]
-        ids[unused], wanted[unused] = 0, 0.0
-        teacher = torch.from_numpy(wanted).to(logits.device).log_softmax(-1)
-        scaled = logits / self.temperature
+        """The divergence at the positions `at`, nats, (n,); 0 where it is not used."""
+        used = self.used_N[at]
+        out = logits.new_zeros(len(logits))
+        pairs = zip(self.given[at], self.position_N[at], used, strict=True)
+        wanted = [(d, t) for d, t, u in pairs if u and d is not None]
+        if not wanted:
+            return out
+        ids = np.stack([d.ids[t] for d, t in wanted])
+        teacher = torch.from_numpy(np.stack([d.logprobs[t] for d, t in wanted]))
+        places = torch.from_numpy(used).to(logits.device)
+        scaled = logits[places] / self.temperature
         # A whole vocabulary in order needs no index as large as the logits.
-        if not _is_everything(ids[~unused], logits.shape[-1]):
+        if not _is_everything(ids, logits.shape[-1]):
             scaled = scaled.gather(-1, torch.from_numpy(ids).to(logits.device))
-        return divergence(scaled.log_softmax(-1), teacher, self.beta)
+        student, teacher = scaled.log_softmax(-1), teacher.to(logits.device).log_softmax(-1)
+        return out.masked_scatter(places, divergence(student, teacher, self.beta))
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:

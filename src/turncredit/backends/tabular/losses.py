@@ -55,6 +55,9 @@ def row_loss(spec: LossSpec, datum: Datum, logprob_NV: Array) -> RowLoss:
     vocabulary_NV, values = np.zeros_like(logprob_NV), {}
     for term in spec.terms:
         used = np.flatnonzero(weights(datum, term))
+        if not len(used):
+            values[term] = np.zeros(0)
+            continue
         weight_n = coefficient(spec, term) * weights(datum, term)[used]
         if term in _OF_TOKENS:
             against_n = getattr(datum, STREAMS[term][1])[datum.mask][used]
