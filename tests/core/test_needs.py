@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from turncredit.core.needs import Needs, folds, lacks
+from turncredit.core.needs import FOLDING, Needs, folds, lacks
 from turncredit.core.protocols import Capabilities
+from turncredit.loop.terms import TERMS, TokenTerm
 
 PLAIN = Capabilities(losses=frozenset({"ppo", "gspo"}))
 FULL = Capabilities(
@@ -58,3 +59,8 @@ def test_snapshots() -> None:
     assert "stay as they are" in str(lacks(Needs(snapshot="trained"), moving))
     assert lacks(Needs(snapshot="initial"), PLAIN, teacher=True) is None
     assert lacks(Needs(snapshot="average"), PLAIN) == "needs a running average of the weights"
+
+
+def test_what_is_said_to_fold_is_what_can() -> None:
+    tokens = {name: term for name, term in TERMS.items() if isinstance(term, TokenTerm)}
+    assert {name for name, term in tokens.items() if term.against == "teacher"} == FOLDING
