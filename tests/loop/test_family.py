@@ -17,11 +17,14 @@ import pytest
 from turncredit import config
 from turncredit.backends import tabular
 from turncredit.cli.train import begin, reopen, train
-from turncredit.core.errors import ConfigError
+from turncredit.core.datum import Datum
+from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.protocols import Capabilities
 from turncredit.credit import dapo, retireopd
 from turncredit.loop import parts
+from turncredit.loop.data import unpenalised
 from turncredit.loop.train import Listener
+from turncredit.loop.weights import pinned, recorded_success
 from turncredit.record.runlog import RunFolder
 
 SIZE = {"max_steps": 4, "tasks_per_update": 2, "group_size": 4, "save_every": 1}
@@ -267,3 +270,89 @@ def test_the_policy_answers_questions_the_same_way_each_time():
     (one, same, nothing), _ = asyncio.run(go())
     assert one == same
     assert nothing == ""
+
+
+def test_a_stale_teacher_that_begins_late_is_taken_then_and_resumes_exactly(tmp_path):
+    late = {"teacher": {"teacher_snapshot": "stale", "refresh_every": 3, "teacher_start": 3}}
+    straight = run("agentopsd", tmp_path, "straight", **late)
+    third = straight.read_trajectories(3)[0].group.trajectories[0]
+    assert third.snapshot_id == third.teacher_snapshot_id
+    for saved in (1, 2, 3):
+        again = cut(straight, tmp_path / f"cut{saved}", saved)
+        assert numbers(again) == numbers(straight)
+        assert weights(again) == weights(straight)
+
+
+def test_a_teacher_does_not_retire_before_it_begins(tmp_path):
+    keen = {"name": "retireopd", "patience": 1, "fraction": 0.0}
+    late = {"teacher_snapshot": "current", "teacher_start": 3}
+    rows = run("retireopd", tmp_path, "r", method=keen, teacher=late).metrics()
+    assert not any("retire/retired" in row for row in rows[:2])
+    assert rows[2]["retire/retired"] == 0
+    assert rows[2]["retire/lowest"] > 0
+
+
+def test_penalties_pass_over_the_rows_of_transfers(tmp_path):
+    keep = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
+    folder = run("ucob", tmp_path, "r", optim=keep)
+    assert all(row["train/optimizer_steps"] == 1 for row in folder.metrics())
+    (row,) = unpenalised([NAMELESS])
+    assert not row.weight.any()
+    assert row.reference is not None
+
+
+NAMELESS = Datum(
+    tokens=np.array([1, 2, 3]),
+    logprobs=np.array([0.0, -0.5, -0.7]),
+    advantages=np.zeros(3),
+    mask=np.array([False, True, True]),
+    weight=np.ones(3),
+)
+
+
+def test_a_run_folder_that_trains_on_does_not_move_what_began_from_it(trained, tmp_path):
+    other = tmp_path / "teacher"
+    shutil.copytree(trained.path, other)
+    (other / "checkpoints.jsonl").write_text(
+        "".join((other / "checkpoints.jsonl").read_text().splitlines(keepends=True)[:2])
+    )
+    changes = {
+        "schedule": {"init_from": str(other)},
+        "method": {"name": "retireopd"},
+        "teacher": {"teacher_run": str(other)},
+    }
+    settings = pinned(settings_of("retireopd", tmp_path, "r", **changes))
+    assert "step-000002" in settings.schedule.init_from
+    assert "step-000002" in settings.teacher.teacher_run
+    assert recorded_success(settings.teacher.teacher_run) == recorded_success(other)
+    assert pinned(settings) == settings
+
+
+def test_weights_that_are_not_there_are_missed_before_a_folder_is_made(tmp_path):
+    settings = settings_of("grpo", tmp_path, "x", schedule={"init_from": str(tmp_path / "no")})
+    with pytest.raises(DataError, match="no weights"):
+        parts.open_parts(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"method": {"name": "opid"}}, "--hint reflection"),
+        ({"method": {"name": "contrastive"}}, "--hint contrast"),
+    ],
+)
+def test_a_method_that_reads_looks_by_name_needs_a_hint_that_names_them(changes, cure, tmp_path):
+    with pytest.raises(ConfigError, match=cure):
+        parts.open_parts(settings_of("grpo", tmp_path, "x", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"teacher": {"teacher_snapshot": "stale"}}, "no teacher"),
+        ({"optim": {"loss": "importance_sampling", "ppo_clip_low": 0.5}}, "clips nothing"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(changes, cure, tmp_path):
+    with pytest.raises(ConfigError, match=cure):
+        settings_of("grpo", tmp_path, "x", **changes)

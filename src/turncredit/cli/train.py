@@ -16,6 +16,7 @@ from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags
 from turncredit.loop.parts import Parts, open_parts
 from turncredit.loop.train import Listener, Trainer, describe
+from turncredit.loop.weights import pinned
 from turncredit.record.environment import describe as describe_machine
 from turncredit.record.runlog import RunFolder
 from turncredit.record.trackers import About, check_trackers, open_trackers
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         names = {kind: given[kind] for kind in config.KINDS}
         recipe = config.read_recipe(args.recipe) if args.recipe else {}
-        settings = config.build(config.merge(recipe, config.place(given, names)))
+        settings = pinned(config.build(config.merge(recipe, config.place(given, names))))
         # What cannot work says so before a folder is made, or an old run replaced.
         check_trackers(_mirrors(settings))
         parts = open_parts(settings)

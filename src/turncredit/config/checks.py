@@ -49,6 +49,10 @@ def problems(run: Run) -> Iterator[str]:
             f"ppo_clip_low={low}, ppo_clip_high={high}: these are "
             "bounds of the ratio, one below 1 and one above (the article: 0.8 and 1.24)"
         )
+    if run.needs.loss == "importance_sampling" and (
+        optim.ppo_clip_low is not None or optim.ppo_clip_high is not None
+    ):
+        yield 'the loss "importance_sampling" clips nothing: leave ppo_clip_low and -high out'
     yield from _bad_numbers(run)
     if not run.name.isprintable() or len(Path(run.name).parts) != 1 or run.name.startswith("."):
         yield (f"run_name={run.name!r} is no plain name; name the folder it lies in with runs_dir")
@@ -70,6 +74,8 @@ def _teacher(run: Run) -> Iterator[str]:
             f"method {name} needs {who}; choose --hint {needs.hint or 'skillbank'} "
             "(turncredit list hints), or --method grpo"
         )
+    if settings.teacher_snapshot != "method" and not needs_teacher:
+        yield f"method {name} has no teacher: leave teacher_snapshot out"
     limited = settings.teacher_start > 1 or settings.teacher_stop or needs.decay_steps
     if limited and not needs.mix:
         yield (

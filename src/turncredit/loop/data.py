@@ -160,6 +160,15 @@ def _at_rest(row: Datum, width: int) -> Datum:
     )
 
 
+def unpenalised(data: Sequence[Datum]) -> list[Datum]:
+    """Rows that KL and entropy terms pass over: their tokens are penalised where they were sampled.
+
+    Args:
+        data: reduced rows that stand beside those of trajectories.
+    """
+    return [replace(row, weight=np.zeros(len(row.tokens)), reference=row.logprobs) for row in data]
+
+
 def to_data(groups: Sequence[Group], credits: Sequence[Credit]) -> list[Datum]:
     """The rows of `build_rows`, reduced to a token mean."""
     return list(reduced(build_rows(groups, credits).data))

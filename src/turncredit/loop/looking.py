@@ -123,18 +123,19 @@ class Looking:
             success: the student's success rate in it.
         """
         retire = getattr(self._parts.method, "retire", None)
-        if retire is None or self._state.get(_RETIRED):
-            return _prefixed(self._state)
         gaps = [
             np.abs(gap_N)
             for group in looked.groups
             for t in group.trajectories
-            if isinstance(t, ScoredTrajectory)
+            if isinstance(t, ScoredTrajectory) and t.hint_hash
             for gap_N in t.gap_K
         ]
-        size = np.concatenate(gaps) if gaps else np.zeros(0)
+        # An update without a teacher says nothing about how far it is.
+        size = np.concatenate([np.zeros(0), *gaps])
+        if retire is None or self._state.get(_RETIRED) or not size.size:
+            return _prefixed(self._state)
         seen = {
-            "discrepancy": float(size.mean()) if size.size else 0.0,
+            "discrepancy": float(size.mean()),
             "success": success,
             "teacher_success": self._teacher_success,
         }

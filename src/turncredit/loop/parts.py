@@ -8,11 +8,14 @@ from typing import Any
 
 from turncredit.config import Run
 from turncredit.core.errors import ConfigError
+from turncredit.core.looks import LookingHint
 from turncredit.core.needs import folds, lacks
 from turncredit.core.protocols import Backend, Capabilities, Environment
+from turncredit.core.types import REFERENCE
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
 from turncredit.loop.teacher import AnyHint
+from turncredit.loop.weights import sampler_weights
 
 _CLIPPED = ("ppo", "cispo", "gspo")  # importance sampling has no bounds
 
@@ -57,6 +60,7 @@ def open_parts(run: Run) -> Parts:
 
     Raises:
         ConfigError: the backend cannot do what the method or the budgets need.
+        DataError: there are no weights where the run is to begin, or where its teacher is.
         MissingExtra: a component needs a package that is not installed.
     """
     method = run.method.load("method").target
@@ -73,6 +77,10 @@ def open_parts(run: Run) -> Parts:
     tasks = environment.tasks(run.schedule.train_split)
     TaskOrder(tasks, seed=run.schedule.seed, per_step=run.schedule.tasks_per_update)
     hint: AnyHint = run.hint.load("hint").create(run.hint.config)
+    _check_looks(run, hint)
+    for place in (run.schedule.init_from, run.teacher.teacher_run):
+        if place:
+            sampler_weights(place)
     around = run.needs.student_hint != "none"
     return Parts(
         environment=environment,
@@ -114,6 +122,17 @@ def loss_of(run: Run, capabilities: Capabilities) -> Loss:
         term_settings=own,
         has_term=bool(needs.term) and not folded,
     )
+
+
+def _check_looks(run: Run, hint: AnyHint) -> None:
+    """Refuse a hint whose one look has no name for a method that reads looks by name."""
+    wanted = [name for name in run.needs.streams if name != REFERENCE]
+    if wanted and not isinstance(hint, LookingHint):
+        raise ConfigError(
+            f"method {run.method.name} reads looks called {', '.join(wanted)}; hint "
+            f"{run.hint.name} gives one without a name, which would leave nothing of the method. "
+            f"Use --hint {run.needs.hint}"
+        )
 
 
 def _check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> None:

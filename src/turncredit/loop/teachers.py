@@ -9,6 +9,7 @@ from typing import Any
 from turncredit.config import Run
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.protocols import AveragingClient, Backend, SamplingClient, TrainingClient
+from turncredit.credit.schedule import factor
 from turncredit.loop.weights import sampler_weights
 from turncredit.record.runlog import RunFolder
 
@@ -37,8 +38,8 @@ class Teachers:
     """Gives the teacher of every update, and brings it back after an interruption.
 
     The rule is `run.needs.snapshot`: "current"; "stale": a copy taken every `refresh_every`
-    updates; "initial": the weights training began with; "average": of the weights so far;
-    "trained": those of another run.
+    updates, and at the first one with a teacher; "initial": the weights training began with;
+    "average": of the weights so far; "trained": those of another run.
     """
 
     def __init__(self, run: Run, backend: Backend, folder: RunFolder) -> None:
@@ -61,7 +62,7 @@ class Teachers:
             if not isinstance(training, AveragingClient):
                 raise ConfigError(f"backend {self._run.backend.name} keeps no average of weights")
             training.track_average(self._run.teacher.average_decay)
-        if self.rule == "stale" and last and not self._is_due(last["step"] + 1):
+        if self.rule == "stale" and last and self._outlives(last["step"]):
             if not last.get("teacher"):
                 raise DataError(f"checkpoint {last['step']} does not name its stale teacher")
             self._stale_path = self._folder.resolve(last["teacher"])
@@ -74,7 +75,7 @@ class Teachers:
         if self.rule == "average":
             assert isinstance(training, AveragingClient)  # checked by `begin`
             return Lent(await training.average_sampling_client(), ends=True)
-        if self.rule == "stale" and self._is_due(step):
+        if self.rule == "stale" and (self._kept is None or self._is_due(step)):
             await self._renew(step, training)
         if self._kept is None:
             self._kept = await self._open(self._path())
@@ -95,6 +96,12 @@ class Teachers:
 
     def _is_due(self, step: int) -> bool:
         return (step - 1) % self._run.teacher.refresh_every == 0
+
+    def _outlives(self, done: int) -> bool:
+        """A copy was taken in the first `done` updates, and the next one needs it."""
+        start = self._run.teacher.teacher_start
+        used = done >= start and factor(start, decay_steps=self._run.needs.decay_steps, start=start)
+        return bool(used) and not self._is_due(done + 1)
 
     async def _renew(self, step: int, training: TrainingClient) -> None:
         await self.close()

@@ -18,7 +18,15 @@ from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
 from turncredit.loop.chat import Chat
-from turncredit.loop.data import Rows, batches, beside_term, build_rows, folded, reduced
+from turncredit.loop.data import (
+    Rows,
+    batches,
+    beside_term,
+    build_rows,
+    folded,
+    reduced,
+    unpenalised,
+)
 from turncredit.loop.looking import Looked, Looking
 from turncredit.loop.parts import Parts
 from turncredit.loop.remarks import refuse_hopeless, remarks
@@ -112,6 +120,8 @@ class Trainer:
                 **({} if last else started_from(self._run)),
             )
         except DataError as error:
+            if last is None:
+                raise
             raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
         await self._looking.begin(training, last)
         if last is None:
@@ -171,7 +181,7 @@ class Trainer:
             output = await training.forward_backward(
                 [
                     *reduced(data, aggregation, longest=longest),
-                    *reduced(extra if not seen else (), aggregation, longest=longest),
+                    *unpenalised(reduced(() if seen else extra, aggregation, longest=longest)),
                 ],
                 loss_fn=loss.name,
                 loss_fn_config=loss.settings,

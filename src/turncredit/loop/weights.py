@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from turncredit.config import Run
 from turncredit.core.errors import DataError, did_you_mean
 from turncredit.record.runlog import RunFolder
 
@@ -37,6 +39,20 @@ def sampler_weights(path: str | Path) -> str:
         )
     inside = [found for name in ("sampler", "sampler.npz") if (found := place / name).exists()]
     return str(inside[0] if inside else place)
+
+
+def pinned(run: Run) -> Run:
+    """`run`, naming weights where it named run folders: these may be trained further meanwhile.
+
+    Raises:
+        DataError: there are no weights at a place it names.
+    """
+    first, teacher = run.schedule.init_from, run.teacher.teacher_run
+    return replace(
+        run,
+        schedule=replace(run.schedule, init_from=sampler_weights(first) if first else ""),
+        teacher=replace(run.teacher, teacher_run=sampler_weights(teacher) if teacher else ""),
+    )
 
 
 def recorded_success(path: str | Path) -> float | None:
