@@ -20,12 +20,12 @@ from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.needs import Needs
 from turncredit.core.types import Credit, Group
 from turncredit.credit import grpo, rlsd, sdar
+from turncredit.proof.agreement import agreement
 from turncredit.proof.recredit import (
     Method,
     Source,
     Turned,
     TurnRow,
-    agreement,
     column,
     disagreements,
     recredit,

@@ -14,12 +14,12 @@ import numpy as np
 
 from turncredit import config
 from turncredit.core.errors import ConfigError, DataError, TurncreditError
+from turncredit.proof.agreement import agreement
 from turncredit.proof.recredit import (
     Method,
     Source,
     StepRows,
     TurnRow,
-    agreement,
     column,
     disagreements,
     recredit,
