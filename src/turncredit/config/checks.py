@@ -44,7 +44,7 @@ def problems(run: Run) -> Iterator[str]:
             "every ratio would be off by the kept mass; training needs 1.0"
         )
     low, high = run.needs.clip
-    if not 0 <= low < 1 < high or (low == 0 and run.needs.loss == "ppo"):
+    if not 0 <= low < 1 < high < math.inf or (low == 0 and run.needs.loss == "ppo"):
         yield (
             f"ppo_clip_low={low}, ppo_clip_high={high}: these are "
             "bounds of the ratio, one below 1 and one above (the article: 0.8 and 1.24)"
@@ -116,7 +116,10 @@ def _bad_numbers(run: Run) -> Iterator[str]:
         "resample": (run.rollout.resample >= 1, "at least 1"),
         "kl_coefficient": (0 <= optim.kl_coefficient < math.inf, "0 or more"),
         "entropy_coefficient": (0 <= optim.entropy_coefficient < math.inf, "0 or more"),
-        "dual_clip": (optim.dual_clip is None or optim.dual_clip > 1, "a number above 1"),
+        "dual_clip": (
+            optim.dual_clip is None or 1 < optim.dual_clip < math.inf,
+            "a number above 1",
+        ),
         "noise_samples": (run.teacher.noise_samples >= 0, "0 or more"),
     }
     values = asdict(optim) | asdict(run.schedule) | asdict(run.rollout) | asdict(run.teacher)

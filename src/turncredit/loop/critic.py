@@ -6,15 +6,16 @@ article's code for TEMPO. The critic is not trained here: its answers are the po
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from turncredit.core.looks import Ask
 from turncredit.core.types import Group, StopReason, Trajectory
 from turncredit.credit.tempo import ENDPOINT_VALUE, endpoint_value, parse_value
+from turncredit.loop.concurrency import bounded
 
 SAMPLES = 2  # answers a branch is judged by
 _RECENT = 4  # turns shown
@@ -31,7 +32,9 @@ How likely is it to finish from here? End with a number from 0 (certain to fail)
 succeed), written like <value>0.5</value>."""
 
 
-async def judge(groups: Sequence[Group], ask: Ask) -> tuple[list[Group], Mapping[str, float]]:
+async def judge(
+    groups: Sequence[Group], ask: Ask, *, concurrency: int = 16
+) -> tuple[list[Group], Mapping[str, float]]:
     """Add `endpoint_value` to every group.
 
     It is NaN for members that ended, never acted, or were judged in no readable way.
@@ -43,7 +46,7 @@ async def judge(groups: Sequence[Group], ask: Ask) -> tuple[list[Group], Mapping
         t for group in groups for t in group.trajectories
         if t.stop is StopReason.MAX_TURNS and t.turns
     ]  # fmt: skip
-    answers = await asyncio.gather(*(_values(t, ask) for t in asked))
+    answers = await bounded([partial(_values, t, ask) for t in asked], concurrency)
     values = dict(zip((id(t) for t in asked), answers, strict=True))
     unread = sum(value is None for given in answers for value in given)
     noted = [

@@ -181,7 +181,7 @@ def batches(
 
     Args:
         data: all rows.
-        epochs: passes over them; the first keeps their order, later ones are shuffled.
+        epochs: passes over them, shuffled unless there is but one, in one part.
         minibatches: parts of a pass, as equal as can be (fewer when there are fewer rows).
         seed: fixes the shuffles.
     """
@@ -189,7 +189,7 @@ def batches(
     parts = min(minibatches, len(data))
     for epoch in range(epochs if data else 0):
         rows = list(data)
-        if epoch or parts > 1:
+        if epochs > 1 or parts > 1:
             random.Random(f"{seed}/{epoch}").shuffle(rows)
         cuts = [len(rows) * i // parts for i in range(parts + 1)]
         steps += [tuple(rows[start:stop]) for start, stop in pairwise(cuts)]

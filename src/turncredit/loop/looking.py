@@ -94,7 +94,9 @@ class Looking:
         if self._needs.mix:
             config, found["opsd/mix_factor"] = with_mix(config, self._needs, share), share
         if ENDPOINT_VALUE in self._needs.notes:
-            groups, judged = await critic.judge(groups, self._ask(step, client))
+            groups, judged = await critic.judge(
+                groups, self._ask(step, client), concurrency=concurrency
+            )
             found |= judged
         if not self._parts.method.NEEDS_TEACHER:
             extra = await self._transfers(groups, config, client)
@@ -203,7 +205,13 @@ class Looking:
     ) -> tuple[list[Group], list[list[Distribution | None]] | None]:
         budget, concurrency = self._run.rollout, self._settings.teacher_concurrency
         longest = budget.max_trajectory_tokens + budget.teacher_reserve_tokens
-        readings = teacher.read(groups, self._parts.hint, self._chat, max_tokens=longest)
+        readings = teacher.read(
+            groups,
+            self._parts.hint,
+            self._chat,
+            max_tokens=longest,
+            front="opening" if self._needs.snapshot == "trained" else "system",
+        )
         given = None
         if self._needs.vocabulary:
             given = await teacher.distributions(

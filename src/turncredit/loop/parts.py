@@ -15,7 +15,7 @@ from turncredit.core.types import REFERENCE
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
 from turncredit.loop.teacher import AnyHint
-from turncredit.loop.weights import sampler_weights
+from turncredit.loop.weights import recorded_success, sampler_weights
 
 _CLIPPED = ("ppo", "cispo", "gspo")  # importance sampling has no bounds
 
@@ -81,6 +81,15 @@ def open_parts(run: Run) -> Parts:
     for place in (run.schedule.init_from, run.teacher.teacher_run):
         if place:
             sampler_weights(place)
+    if (
+        run.needs.snapshot == "trained"
+        and hasattr(method, "retire")
+        and recorded_success(run.teacher.teacher_run) is None
+    ):
+        raise ConfigError(
+            f"{run.teacher.teacher_run} says nothing of how often this teacher succeeds, and "
+            f"method {run.method.name} retires it by that; give the run folder it was trained in"
+        )
     around = run.needs.student_hint != "none"
     return Parts(
         environment=environment,

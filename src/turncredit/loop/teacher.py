@@ -46,7 +46,12 @@ Readings = tuple[Reading, ...]
 
 
 def read(
-    groups: Sequence[Group], hint: AnyHint, chat: Chat, *, max_tokens: int
+    groups: Sequence[Group],
+    hint: AnyHint,
+    chat: Chat,
+    *,
+    max_tokens: int,
+    front: Place = "system",
 ) -> list[list[Readings]]:
     """What the teacher will read: per group and member its looks, in tokens.
 
@@ -55,6 +60,8 @@ def read(
         hint: the privileged text; a source that prepares has done so.
         chat: the form the student saw; its prompt is built again and compared.
         max_tokens: longest sequence the teacher may read (trajectory budget plus reserve).
+        front: where the text of a plain hint stands. A teacher that was trained under a hint
+            reads it where it acted with it: "opening".
 
     Raises:
         ConfigError: a hinted trajectory is longer than `max_tokens` (never cut), a hint is empty,
@@ -65,7 +72,9 @@ def read(
     return [
         [
             _readings(trajectory, looks, chat, max_tokens, enforced=enforced)
-            for trajectory, looks in zip(group.trajectories, looks_at(group, hint), strict=True)
+            for trajectory, looks in zip(
+                group.trajectories, looks_at(group, hint, front), strict=True
+            )
         ]
         for group in groups
     ]
@@ -166,8 +175,8 @@ def unhinted(groups: Sequence[Group]) -> int:
 # ── looks ────────────────────────────────────────────────────────────────────────────────────
 
 
-def looks_at(group: Group, hint: AnyHint) -> list[tuple[Look, ...]]:
-    """The looks at each member; a plain hint is one look with its text in front.
+def looks_at(group: Group, hint: AnyHint, front: Place = "system") -> list[tuple[Look, ...]]:
+    """The looks at each member; a plain hint is one look with its text in `front`.
 
     Raises:
         ConfigError: an empty hint, or looks for another number of members.
@@ -190,7 +199,7 @@ def looks_at(group: Group, hint: AnyHint) -> list[tuple[Look, ...]]:
         raise ConfigError(
             f"the hint for task {group.task.id} is empty; a source with nothing to say returns None"
         )
-    return [(Look((Insertion(text),)),)] * len(group.trajectories)
+    return [(Look((Insertion(text, front),)),)] * len(group.trajectories)
 
 
 def _readings(
