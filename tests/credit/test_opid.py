@@ -84,7 +84,7 @@ def test_without_weight_it_is_grpo_to_the_last_bit():
 
 def test_how_much_each_stream_covers_is_measured():
     metrics = credit(GROUP, Config()).metrics
-    assert metrics["step_covered"] == pytest.approx(2 / 8)
+    assert metrics["step_moved"] == pytest.approx(2 / 8)
     assert metrics["episode_gap_abs_mean"] == pytest.approx((1 + 3 + 1 + 4) / 8)
 
 

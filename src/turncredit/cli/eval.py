@@ -18,6 +18,7 @@ from turncredit.core.protocols import Backend, Environment
 from turncredit.loop.chat import Chat
 from turncredit.loop.hinted import HintedEnvironment, hinted
 from turncredit.loop.rollout import Limits
+from turncredit.loop.weights import sampler_weights
 from turncredit.proof.evaluate import Options, evaluate
 from turncredit.proof.panel import Panel, choose
 from turncredit.proof.policies import SCRIPTED, ModelPlayer, ScriptedPlayer
@@ -36,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags (those of environment and backend are added beside them)."""
     add = parser.add_argument
     add("--policy", choices=["model", *SCRIPTED], default="model", help="who plays [model]")
-    add("--model-path", metavar="PATH", help="saved sampler weights [the base model's own]")
+    add(
+        "--model-path",
+        metavar="PATH",
+        help="saved sampler weights, or a run folder [the base model's own]",
+    )
     add("--split", default="all", metavar="NAME", help="a split, or all held-out ones [all]")
     add("--limit-per-split", type=int, metavar="N", help="only N of each, evenly over task types")
     add("--games-per-batch", type=int, default=16, metavar="N", help="games in flight [16]")
@@ -178,7 +183,9 @@ async def _model(
             max_turns=args.max_turns,
             include_admissible_actions=args.include_admissible_actions,
         ),
-        client=await backend.create_sampling_client(model_path=args.model_path),
+        client=await backend.create_sampling_client(
+            model_path=sampler_weights(args.model_path) if args.model_path else None
+        ),
         limits=Limits(
             max_turns=args.max_turns,
             max_trajectory_tokens=_token_budget(args.max_trajectory_tokens, backend),

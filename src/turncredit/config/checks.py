@@ -92,7 +92,8 @@ def _teacher(run: Run) -> Iterator[str]:
     if (needs.snapshot == "trained") != bool(settings.teacher_run):
         yield (
             f"method {name} with teacher_snapshot {needs.snapshot}: a trained teacher, and only "
-            "that, is named by --teacher-run (a run folder or sampler weights)"
+            "that, is named by --teacher-run (a run folder or sampler weights; train one first, "
+            "with --method skill_grpo)"
         )
 
 

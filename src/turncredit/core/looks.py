@@ -63,6 +63,7 @@ class Look:
             raise ConfigError("a look without insertions sees what the student saw: leave it out")
 
 
+@runtime_checkable
 class Hint(Protocol):
     """A source of privileged text that only the teacher sees: one text for every member."""
 

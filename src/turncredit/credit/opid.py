@@ -137,5 +137,5 @@ def _metrics(stream: str, gaps_GK: Gaps) -> Mapping[str, float]:
         return {}
     return {
         f"{stream}_gap_abs_mean": float(np.abs(every).mean()),
-        f"{stream}_covered": float((every != 0).mean()),
+        f"{stream}_moved": float((every != 0).mean()),
     }

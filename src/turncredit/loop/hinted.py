@@ -36,7 +36,7 @@ class HintedEnvironment:
     def __init__(
         self, environment: Environment, hint: Hint | LookingHint, hint_name: str = "hint"
     ) -> None:
-        if isinstance(hint, (LookingHint, Preparing)):
+        if isinstance(hint, Preparing) or not isinstance(hint, Hint):
             raise ConfigError(
                 f'hint "{hint_name}" speaks about finished trajectories, which a student that is '
                 "still acting cannot read; give it one that speaks about the task, like skillbank"

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from turncredit.config import Run
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.looks import Ask, Preparing
 from turncredit.core.protocols import SamplingClient, TrainingClient
-from turncredit.core.types import REFERENCE, Group, ScoredTrajectory
+from turncredit.core.types import REFERENCE, Group
 from turncredit.credit.schedule import factor, with_mix
 from turncredit.credit.tempo import ENDPOINT_VALUE
 from turncredit.loop import critic, rescoring, teacher
@@ -28,6 +26,7 @@ from turncredit.loop.weights import recorded_success
 from turncredit.record.runlog import RunFolder
 
 _RETIRED = "retired"
+TEACHER_GAP = "opsd/teacher_gap"
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,8 @@ class Looking:
         finally:
             await lent.give_back()
         found["opsd/unhinted"] = teacher.unhinted(groups)
+        if (gap := teacher.mean_gap(groups)) is not None:
+            found[TEACHER_GAP] = gap
         if self._settings.noise_samples:
             sample = self._settings.noise_samples
             noise = await rescoring.null_control(groups, client, sample=sample)
@@ -125,19 +126,12 @@ class Looking:
             success: the student's success rate in it.
         """
         retire = getattr(self._parts.method, "retire", None)
-        gaps = [
-            np.abs(gap_N)
-            for group in looked.groups
-            for t in group.trajectories
-            if isinstance(t, ScoredTrajectory) and t.hint_hash
-            for gap_N in t.gap_K
-        ]
+        gap = looked.metrics.get(TEACHER_GAP)
         # An update without a teacher says nothing about how far it is.
-        size = np.concatenate([np.zeros(0), *gaps])
-        if retire is None or self._state.get(_RETIRED) or not size.size:
+        if retire is None or self._state.get(_RETIRED) or gap is None:
             return _prefixed(self._state)
         seen = {
-            "discrepancy": float(size.mean()),
+            "discrepancy": gap,
             "success": success,
             "teacher_success": self._teacher_success,
         }

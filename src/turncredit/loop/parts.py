@@ -134,7 +134,13 @@ def loss_of(run: Run, capabilities: Capabilities) -> Loss:
 
 
 def _check_looks(run: Run, hint: AnyHint) -> None:
-    """Refuse a hint whose one look has no name for a method that reads looks by name."""
+    """Refuse what is no hint source, or names no looks for a method that reads them by name."""
+    if not isinstance(hint, LookingHint) and not callable(getattr(hint, "text", None)):
+        lacks = "sees_future" if hasattr(hint, "looks") else "text(task, group)"
+        raise ConfigError(
+            f'hint "{run.hint.name}" has no {lacks}: a source has text(task, group), or '
+            "looks(group) and sees_future (True where it may show what came later)"
+        )
     wanted = [name for name in run.needs.streams if name != REFERENCE]
     if wanted and not isinstance(hint, LookingHint):
         raise ConfigError(

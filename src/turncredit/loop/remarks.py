@@ -24,6 +24,16 @@ def remarks(row: Mapping[str, float]) -> Iterator[str]:
             f"0 of {row['reward/groups']:.0f} groups have both successes and failures: "
             "no update this step"
         )
+    if row.get("opsd/unhinted") and row["opsd/unhinted"] == row["trajectory/count"]:
+        yield (
+            "no trajectory got a hint: nothing was learnt from the teacher in this update. See "
+            "what its source says of itself in metrics.jsonl (reflection/parse_failures, ...)"
+        )
+    if row.get("opsd/teacher_gap") == 0:
+        yield (
+            "with the hint every token is exactly as likely as without: this policy does not read "
+            "hints of this form, and the teacher is asked for nothing"
+        )
     if broke := row["trajectory/env_errors"]:
         yield f"environment broke in {broke:.0f} trajectories: see trajectories/"
 

@@ -172,6 +172,19 @@ def unhinted(groups: Sequence[Group]) -> int:
     return sum(isinstance(t, ScoredTrajectory) and not t.hint_hash for t in members)
 
 
+def mean_gap(groups: Sequence[Group]) -> float | None:
+    """Mean absolute gap of the action tokens of members that were looked at, nats; None: nobody."""
+    gaps = [
+        np.abs(gap_N)
+        for group in groups
+        for t in group.trajectories
+        if isinstance(t, ScoredTrajectory) and t.hint_hash
+        for gap_N in t.gap_K
+    ]
+    size = np.concatenate([np.zeros(0), *gaps])
+    return float(size.mean()) if size.size else None
+
+
 # ── looks ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -184,7 +197,13 @@ def looks_at(group: Group, hint: AnyHint, front: Place = "system") -> list[tuple
     if not group.trajectories:
         return []
     if isinstance(hint, LookingHint):
-        looks = [tuple(mine) for mine in hint.looks(group)]
+        given = list(hint.looks(group))
+        if lone := [mine for mine in given if isinstance(mine, Look)]:
+            raise ConfigError(
+                f"looks(group) of the hint gave {lone[0]!r} for a member; give a list of looks, "
+                "possibly empty, for each"
+            )
+        looks = [tuple(mine) for mine in given]
         if len(looks) != len(group.trajectories):
             raise AlignmentError(
                 f"group {group.task.id}, looks of the hint source",

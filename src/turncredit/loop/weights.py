@@ -29,6 +29,8 @@ def sampler_weights(path: str | Path) -> str:
     if "://" in str(path):
         return str(path)
     place = Path(path).expanduser()
+    if not place.exists() and place.with_name(f"{place.name}.npz").exists():
+        place = place.with_name(f"{place.name}.npz")
     if not place.exists():
         raise DataError(f"no weights at {path}: there is no such folder or file.{_near(place)}")
     if _is_run(place):
