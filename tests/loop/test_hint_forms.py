@@ -1,4 +1,4 @@
-"""A hint source of the wrong form, or one that says nothing, is named and not paid for in silence."""
+"""A hint source of the wrong form is refused, and one that says nothing is named."""
 
 from __future__ import annotations
 
