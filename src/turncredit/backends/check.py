@@ -20,6 +20,7 @@ from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import (
     AdamParams,
     Backend,
+    DistributionClient,
     Sample,
     SamplingClient,
     SamplingParams,
@@ -28,6 +29,7 @@ from turncredit.core.protocols import (
 from turncredit.core.types import Array
 
 ADAM = AdamParams(learning_rate=1e-2)
+NOT_PROMISED = "not promised by this backend"
 _CLOSE = 1e-3  # nats, for backends that promise exactness
 
 
@@ -40,10 +42,10 @@ class Subject:
     folder: Path
     tolerance: float
 
-    async def training(self, name: str, *, from_state: str | None = None) -> TrainingClient:
-        """A training client; the same seed always."""
+    async def training(self, name: str, **origin: str) -> TrainingClient:
+        """A training client; the same seed always. `origin`: `from_state` or `from_weights`."""
         return await self.backend.create_training_client(
-            seed=0, save_dir=str(self.folder / name), from_state=from_state
+            seed=0, save_dir=str(self.folder / name), **origin
         )
 
     def params(self, seed: int = 0, *, max_tokens: int = 12) -> SamplingParams:
@@ -95,12 +97,14 @@ async def check_backend(backend: Backend, folder: Path) -> list[CheckResult]:
         backend: what is checked. It is trained a little.
         folder: an empty folder for its states.
     """
+    from turncredit.backends.check_terms import loss_checks
     from turncredit.backends.check_training import TRAINING_CHECKS
 
     prompt = example_prompt(backend.get_tokenizer())
-    exact = backend.capabilities().exact_resume
-    subject = Subject(backend, prompt, folder, _CLOSE if exact else 0.5)
-    checks: Sequence[Check] = (*_SAMPLING_CHECKS, *TRAINING_CHECKS)
+    promised = backend.capabilities()
+    subject = Subject(backend, prompt, folder, _CLOSE if promised.exact_resume else 0.5)
+    losses = loss_checks(promised.losses, promised.terms)
+    checks: Sequence[Check] = (*_SAMPLING_CHECKS, *TRAINING_CHECKS, *losses)
     return [await _result(check, subject) for check in checks]
 
 
@@ -198,6 +202,39 @@ async def _usage(subject: Subject) -> str:
     return f"{sampled} tokens"
 
 
+async def _distributions(subject: Subject) -> str:
+    """Distributions sum to one, and hold the scores of the row's own tokens."""
+    if not subject.backend.capabilities().distributions:
+        return NOT_PROMISED
+    client = await subject.backend.create_sampling_client()
+    hold(isinstance(client, DistributionClient), "its sampling clients have no distribution()")
+    assert isinstance(client, DistributionClient)
+    (sample,) = await subject.group(client, 6, 1)
+    tokens, n = np.array([*subject.prompt, *sample.tokens]), len(sample.tokens)
+    scores = (await client.compute_logprobs(tokens.tolist())).logprobs[-n:]
+    whole = await client.distribution(tokens.tolist(), last_n=n, k=-1)
+    hold(len(whole.ids) == len(tokens), "not one line for every token")
+    hold(bool(np.isnan(whole.logprobs[:-n]).all()), "lines before the last n are not NaN")
+    hold(bool((whole.ids == np.arange(whole.ids.shape[1])).all()), "k < 0 is not all ids in order")
+    total = float(np.abs(np.exp(whole.logprobs[-n:].astype(float)).sum(axis=1) - 1).max())
+    hold(total <= 1e-3, f"a sum of probabilities is off by {total:.3g}")
+    own = whole.logprobs[np.arange(len(tokens)), tokens][-n:]
+    gap = float(np.abs(own - scores).max())
+    hold(gap <= subject.tolerance, f"they differ from scores by {gap:.3g} nats")
+    top = await client.distribution(tokens.tolist(), last_n=n, k=3)
+    picked = np.take_along_axis(whole.logprobs, top.ids, axis=1)[-n:]
+    best = -np.sort(-whole.logprobs[-n:], axis=1)[:, :3]
+    for other in (picked, best):
+        wrong = float(np.abs(top.logprobs[-n:] - other).max())
+        hold(wrong <= subject.tolerance, f"k=3 is not the three likeliest ({wrong:.3g} nats)")
+    warm = await client.distribution(tokens.tolist(), last_n=n, k=-1, temperature=2.0)
+    halved = whole.logprobs[-n:].astype(float) / 2
+    halved -= np.log(np.exp(halved).sum(axis=1, keepdims=True))
+    wrong = float(np.abs(warm.logprobs[-n:] - halved).max())
+    hold(wrong <= subject.tolerance, f"temperature 2 does not halve logits ({wrong:.3g} nats)")
+    return f"{n} lines of {whole.ids.shape[1]}, max {gap:.1e}"
+
+
 _SAMPLING_CHECKS: Sequence[Check] = (
     _agreement,
     _alignment,
@@ -205,4 +242,5 @@ _SAMPLING_CHECKS: Sequence[Check] = (
     _untempered,
     _concurrency,
     _usage,
+    _distributions,
 )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turncredit.backends.check import ADAM, Check, Subject, hold
+from turncredit.backends.check import ADAM, NOT_PROMISED, Check, Subject, hold
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import Sample, SamplingClient, TrainingClient
+from turncredit.core.protocols import AveragingClient, Sample, SamplingClient, TrainingClient
 
 _BOUNDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.24}
 
@@ -80,7 +80,7 @@ async def _zero(subject: Subject) -> str:
 async def _frozen(subject: Subject) -> str:
     """A snapshot keeps its weights while training goes on, and training keeps its own."""
     if not subject.backend.capabilities().immutable_snapshots:
-        return "not promised by this backend"
+        return NOT_PROMISED
     training = await subject.training("frozen")
     old = await training.save_weights_and_get_sampling_client()
     good, bad = await _two_kinds(subject, old)
@@ -98,7 +98,7 @@ async def _frozen(subject: Subject) -> str:
 async def _resume(subject: Subject) -> str:
     """A saved state continues as if nothing had happened, optimizer included."""
     if not subject.backend.capabilities().optimizer_resume:
-        return "not promised by this backend"
+        return NOT_PROMISED
     training = await subject.training("resume")
     client = await training.save_weights_and_get_sampling_client()
     good, bad = await _two_kinds(subject, client)
@@ -130,6 +130,67 @@ async def _sampler_weights(subject: Subject) -> str:
     return ""
 
 
+async def _from_weights(subject: Subject) -> str:
+    """Training starts from weights saved for the sampler, and refuses two places to start from."""
+    training = await subject.training("origin")
+    client = await training.save_weights_and_get_sampling_client()
+    good, bad = await _two_kinds(subject, client)
+    await _update(subject, training, good, bad)
+    now = await subject.score(await training.save_weights_and_get_sampling_client(), good)
+    path = await training.save_weights_for_sampler("one")
+    started = await subject.training("started", from_weights=path)
+    then = await subject.score(await started.save_weights_and_get_sampling_client(), good)
+    gap = np.abs(then - now).max()
+    hold(bool(gap <= subject.tolerance), f"scores differ by {gap:.3g} nats")
+    state = await training.save_state("one")
+    try:
+        await subject.training("both", from_state=state, from_weights=path)
+    except TurncreditError:
+        return f"max {gap:.1e}"
+    hold(False, "from_state and from_weights were accepted together")
+    return ""
+
+
+async def _averages(subject: Subject) -> str:
+    """An average of the weights follows them by its decay, and comes back with the state."""
+    if not subject.backend.capabilities().averages:
+        return NOT_PROMISED
+    training = await subject.training("average")
+    hold(isinstance(training, AveragingClient), "its training clients have no track_average()")
+    first = await training.save_weights_and_get_sampling_client()
+    good, bad = await _two_kinds(subject, first)
+
+    async def averaged(decay: float) -> TrainingClient:
+        """A client that made the same update from the same start."""
+        client = await subject.training(f"average-{decay}")
+        assert isinstance(client, AveragingClient)
+        client.track_average(decay)
+        await _update(subject, client, good, bad)
+        return client
+
+    old = float((await subject.score(first, good)).sum())
+    await _update(subject, training, good, bad)
+    live = await training.save_weights_and_get_sampling_client()
+    new = float((await subject.score(live, good)).sum())
+    still, moved = [await _average_of(subject, await averaged(d), good) for d in (1 - 1e-9, 0.0)]
+    hold(abs(still - old) <= subject.tolerance, f"decay near 1 moves it by {still - old:.3g} nats")
+    hold(abs(moved - new) <= subject.tolerance, f"decay 0 is {moved - new:.3g} nats off")
+    client = await averaged(0.5)
+    half = await _average_of(subject, client, good)
+    hold(half not in (old, new), "decay 0.5 gives one end, not an average")
+    again = await subject.training("again", from_state=await client.save_state("averaged"))
+    back = await _average_of(subject, again, good)
+    hold(abs(back - half) <= subject.tolerance, f"a saved average came back {back - half:.3g} off")
+    return f"{old:.3f}, {half:.3f}, {new:.3f} nats"
+
+
+async def _average_of(subject: Subject, training: TrainingClient, sample: Sample) -> float:
+    """What the average thinks of a sample, nats."""
+    assert isinstance(training, AveragingClient)
+    client = await training.average_sampling_client()
+    return float((await subject.score(client, sample)).sum())
+
+
 async def _refusals(subject: Subject) -> str:
     """An unknown loss and an unknown loss setting are refused."""
     training = await subject.training("refusals")
@@ -152,5 +213,7 @@ TRAINING_CHECKS: Sequence[Check] = (
     _frozen,
     _resume,
     _sampler_weights,
+    _from_weights,
+    _averages,
     _refusals,
 )

@@ -87,7 +87,7 @@ def load(saved: Saved, policy: Policy, like: Tensors) -> Tensors:
     missing = sorted(set(like) - set(found))
     if missing or any(found[n].shape != like[n].shape for n in like):
         raise DataError(f"{saved.folder} does not fit this model (first missing: {missing[:1]})")
-    return {name: found[name].to(like[name]) for name in like}
+    return state.aligned(found, like)
 
 
 def _adapter(path: Path) -> Tensors:

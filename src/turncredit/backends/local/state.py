@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from turncredit.core.errors import ConfigError, DataError
 
+Tensors = dict[str, torch.Tensor]
+
 _FORMAT = 1
 
 
@@ -85,7 +87,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     save_file(ordered, path, metadata={"format": "pt"})
 
 
-def load_tensors(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def load_tensors(path: Path, like: Mapping[str, torch.Tensor]) -> Tensors:
     """Tensors named and shaped as `like`, on its devices.
 
     Raises:
@@ -97,7 +99,16 @@ def load_tensors(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torc
         raise DataError(f"{path}: {error}") from error
     if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in like.items()}:
         raise DataError(f"{path} holds other tensors than this model trains")
-    return {name: found[name].to(like[name]) for name in like}
+    return aligned(found, like)
+
+
+def aligned(found: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> Tensors:
+    """Copies of `found` in memory like that of `like`.
+
+    A tensor read from a file lies wherever its bytes lie; from an address that vector instructions
+    cannot start at, the same numbers give sums that differ in the last bit.
+    """
+    return {name: torch.empty_like(like[name]).copy_(found[name]) for name in like}
 
 
 def _sha256(path: Path) -> str:
