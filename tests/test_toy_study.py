@@ -24,6 +24,7 @@ from toy_corridor import study, walks  # noqa: E402
 from toy_corridor.learner import Learner, stacked  # noqa: E402
 
 METHODS = registry.names("method")
+MIXED = [name for name in METHODS if Learner(name, walks.Hint(walks.KEY, 0.0), {}).needs.mix]
 RIGHT, WRONG = walks.HINTS["right"], walks.HINTS["wrong"]
 NOTHING = walks.Hint(walks.KEY, 0.0)
 
@@ -89,11 +90,9 @@ def test_the_tables_of_the_docs_name_every_registered_method():
         assert (ROOT / "docs" / "assets" / "toy" / f"{name}.svg").is_file(), name
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", MIXED)
 def test_without_its_mix_a_method_walks_grpos_way_to_the_last_bit(name):
     learner = Learner(name, NOTHING, {})
-    if not learner.needs.mix:
-        pytest.skip("has no mix")
     off = [(learner.needs.mix, 0.0)]
     if hasattr(learner.method, "transfers"):  # UCOB teaches beside the credit
         off.append(("coefficient", 0.0))

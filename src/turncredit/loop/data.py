@@ -141,23 +141,16 @@ def _teacher_K(trajectory: Trajectory) -> tuple[Array, ...]:
     return tuple(turn.logprob_N for turn in trajectory.turns)
 
 
-def beside_term(data: Sequence[Datum], extra: Sequence[Datum] = ()) -> list[Datum]:
+def beside_term(data: Sequence[Datum]) -> list[Datum]:
     """All rows in the form a backend's distillation term reads.
 
-    Rows without weights for it get the weight 0 (an update the teacher takes no part in, or rows
-    that only stand beside `extra` ones), so that leaving out a stream by mistake stays an error.
+    Rows without weights for it say so with the weight 0 (an update the teacher takes no part in,
+    or rows that only stand beside others), so that a stream left out by mistake stays an error.
     """
-    given = [row.distribution for row in (*data, *extra) if row.distribution is not None]
-    width = given[0].ids.shape[1] if given else 1
-    return [row if row.distill is not None else _at_rest(row, width) for row in data]
-
-
-def _at_rest(row: Datum, width: int) -> Datum:
-    shape = (len(row.tokens), width)
-    nothing = Distribution(np.zeros(shape, np.int64), np.full(shape, np.nan, np.float32))
-    return replace(
-        row, distill=np.zeros(len(row.tokens)), teacher=row.logprobs, distribution=nothing
-    )
+    return [
+        row if row.distill is not None else replace(row, distill=np.zeros(len(row.tokens)))
+        for row in data
+    ]
 
 
 def unpenalised(data: Sequence[Datum]) -> list[Datum]:

@@ -171,7 +171,7 @@ class Trainer:
         optim, loss = self._run.optim, self._parts.loss
         aggregation, longest = self._run.needs.aggregation, self._run.rollout.max_trajectory_tokens
         seen: list[dict[str, float]] = []
-        given = beside_term(rows.data, extra) if loss.has_term else rows.data
+        given = beside_term(rows.data) if loss.has_term else rows.data
         for data in batches(
             given,
             epochs=optim.epochs,
