@@ -110,6 +110,22 @@ def test_the_average_follows_the_weights(opened: Open, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_step_that_is_skipped_leaves_the_average(opened: Open, tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = opened()
+        training = await backend.create_training_client(seed=0, save_dir=str(tmp_path))
+        training.track_average(0.5)
+        before = await score(await training.average_sampling_client(), backend)
+        await training.forward_backward([row(backend)], loss_fn="cross_entropy")
+        gradient = getattr(training, "_state", None) or training._trainer
+        held = gradient.gradient if hasattr(gradient, "gradient") else gradient.gradients
+        next(iter(held.values())).reshape(-1)[0] = np.nan
+        await training.optim_step(ADAM)
+        assert await score(await training.average_sampling_client(), backend) == before
+
+    asyncio.run(main())
+
+
 def test_decay_zero_is_the_weights_themselves(opened: Open, tmp_path: Path) -> None:
     async def main() -> None:
         backend = opened()

@@ -37,9 +37,9 @@ def token_logprobs(
 
     Returns:
         For the log-probs and each probe (N,) float32. At most 64 MiB of logits exist at a time,
-        with probes a few times that.
+        with probes a quarter of that, since they need some copies.
     """
-    rows = max(1, _HEAD_ELEMENTS // policy.vocabulary)
+    rows = max(1, _HEAD_ELEMENTS // policy.vocabulary // (4 if probes else 1))
     parts: list[torch.Tensor] = []
     for i in range(0, len(hidden), rows):
         at = slice(i, i + rows)

@@ -81,6 +81,7 @@ class State:
         self.theta, self.first, self.second = (
             _grown(array, size) for array in (self.theta, self.first, self.second)
         )
+        self.average = None if self.average is None else _grown(self.average, size)
         gradient = np.zeros(size)
         for key, values in self.gradient.items():
             gradient[self.rows[key]] = values
@@ -95,8 +96,7 @@ class State:
         decay = params.learning_rate * params.weight_decay
         self.theta = self.theta * (1 - decay) - params.learning_rate * update
         if self.average is not None:
-            average = _grown(self.average, size)
-            self.average = self.decay * average + (1 - self.decay) * self.theta
+            self.average = self.decay * self.average + (1 - self.decay) * self.theta
         return {"grad_norm": norm, "skipped": 0.0}
 
     def _adam(self, gradient: Array, params: AdamParams) -> Array:
