@@ -1,10 +1,10 @@
 """Train every household recipe, evaluate each without hints, and write the table in the docs.
 
-    python scripts/household_study.py --out runs/study            # about an hour on two cores
-    python scripts/household_study.py --out runs/study --table    # only the table, from what is there
+    python scripts/household_study.py --out runs/study          # over an hour on two cores
+    python scripts/household_study.py --out runs/study --table  # only the table
 
-One training at a time per worker, one thread each; what is finished is not done again. RetireOPD's
-teacher is the run of `skill_grpo`, so that one comes first.
+One training at a time per worker, one thread each; what is finished is not done again.
+RetireOPD's teacher is the run of `skill_grpo`, so that one comes first.
 """
 
 from __future__ import annotations
