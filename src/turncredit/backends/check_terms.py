@@ -18,7 +18,7 @@ from turncredit.backends.contract import STREAMS
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import AdamParams, DistributionClient, TrainingClient
-from turncredit.core.types import Array
+from turncredit.core.types import Array, Tokens
 
 # One small plain step on any optimizer: with so large an eps AdamW divides by nearly 1, and the
 # clipped gradient is at most 0.01 long.
@@ -72,7 +72,7 @@ async def _made_rows(subject: Subject) -> list[Datum]:
     out = []
     for n, sample in enumerate((group[0], other)):
         row = subject.datum(sample, 0.0)
-        new_T = (await client.compute_logprobs(row.tokens)).logprobs
+        new_T = (await client.compute_logprobs(row.tokens.tolist())).logprobs
         new_T = np.where(row.mask, new_T, 0.0)
         wave = np.cos(np.arange(len(row.tokens)) + n) * row.mask
         out.append(
@@ -107,7 +107,9 @@ async def _effect(
 
 async def _scores(training: TrainingClient, rows: Sequence[Datum]) -> Array:
     client = await training.save_weights_and_get_sampling_client()
-    scores = [(await client.compute_logprobs(row.tokens)).logprobs[row.mask] for row in rows]
+    scores = [
+        (await client.compute_logprobs(row.tokens.tolist())).logprobs[row.mask] for row in rows
+    ]
     await client.close()
     return np.concatenate(scores)
 
@@ -217,7 +219,7 @@ def _ids_check(name: str, made: _Rows) -> Check:
     return check
 
 
-def _three_ids(own: int) -> Array:
+def _three_ids(own: int) -> Tokens:
     """The row's own token and two others."""
     return np.array([own, *[i for i in (3, 4, 5) if i != own][:2]])
 
@@ -270,7 +272,7 @@ async def _entropy_of(training: TrainingClient, rows: Sequence[Datum]) -> float 
     for row in rows:
         assert row.weight is not None
         n = int(row.mask.sum())
-        found = await client.distribution(row.tokens, last_n=n, k=-1)
+        found = await client.distribution(row.tokens.tolist(), last_n=n, k=-1)
         logprobs_NV = found.logprobs[-n:].astype(np.float64)
         entropy_N = -(np.exp(logprobs_NV) * logprobs_NV).sum(axis=1)
         total += float((row.weight[-n:] * entropy_N).sum())
