@@ -19,7 +19,7 @@ from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
 from turncredit.loop import teacher
 from turncredit.loop.chat import Chat
-from turncredit.loop.data import build_rows
+from turncredit.loop.data import build_rows, reduced
 from turncredit.loop.loss import PPOConfig, ppo
 from turncredit.loop.rollout import Limits, rollout
 
@@ -46,9 +46,10 @@ async def update(training, backend, chat, *, step, method=grpo, speed=SPEED):
     groups = await sampled(backend, chat, client, step=step)
     if method.NEEDS_TEACHER:
         hint = toy_hint.create(toy_hint.Config())
-        groups = await teacher.score(groups, hint, chat, client, concurrency=8, max_tokens=9999)
+        readings = teacher.read(groups, hint, chat, max_tokens=9999)
+        groups = await teacher.score(groups, readings, client, concurrency=8)
     rows = build_rows(groups, [method.credit(group, method.Config()) for group in groups])
-    out = await training.forward_backward(rows.data, loss_fn="ppo")
+    out = await training.forward_backward(reduced(rows.data), loss_fn="ppo")
     return {**out.metrics, **await training.optim_step(speed)}
 
 
@@ -122,7 +123,8 @@ def test_a_hint_moves_the_named_action_at_the_named_door_only(tmp_path):
         client = await backend.create_sampling_client()
         groups = await sampled(backend, chat, client)
         hint = toy_hint.create(toy_hint.Config())
-        scored = await teacher.score(groups, hint, chat, client, concurrency=4, max_tokens=9999)
+        readings = teacher.read(groups, hint, chat, max_tokens=9999)
+        scored = await teacher.score(groups, readings, client, concurrency=4)
         for group in scored:
             door, answer = group.task.payload["key_door"], group.task.payload["answer"]
             for trajectory in group.trajectories:
