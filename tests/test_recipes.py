@@ -96,6 +96,7 @@ def test_household(recipe: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a machine under load took nine minutes for one
 @pytest.mark.parametrize("recipe", recipes("alfworld"))
 def test_alfworld(recipe: str, tmp_path: Path, official_games: Path) -> None:
     pytest.importorskip("torch", reason="pip install 'turncredit[local]'")
