@@ -23,11 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from turncredit.core.needs import Needs
-from turncredit.core.settings import setting
 from turncredit.core.types import Array, Credit, Group, Trajectory
-from turncredit.credit import grpo
 from turncredit.credit.gaps import joined, scored, split
-from turncredit.credit.weights import check_bound, check_mix, leaning, spread
+from turncredit.credit.weights import TokenConfig, by_leaning
 
 NEEDS_TEACHER = True
 NEEDS = Needs(hint="contrast", mix="mix", bound="weight_bound", streams=("wrong0",))
@@ -36,16 +34,8 @@ _WRONG = re.compile(r"wrong\d+")
 
 
 @dataclass(frozen=True)
-class Config(grpo.Config):
+class Config(TokenConfig):
     """Settings of the contrast: our reading after CRPO's abstract, not that paper's method."""
-
-    mix: float = setting(0.5, "share of the token weight in the advantage; 0 is GRPO")
-    weight_bound: float = setting(0.2, "token weights stay within 1 +/- this bound")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_mix(self.mix)
-        check_bound(self.weight_bound, "token")
 
 
 def contrast(trajectory: Trajectory) -> tuple[Array, ...]:
@@ -77,10 +67,4 @@ def credit(group: Group, config: Config) -> Credit:
     Raises:
         ConfigError: a trajectory has not been scored by a teacher.
     """
-    contrast_GK = [contrast(trajectory) for trajectory in group.trajectories]
-    advantage_G = grpo.outcome_G(group, config)
-    weight_GT = [
-        leaning(joined(contrast_K), advantage, config.weight_bound)
-        for contrast_K, advantage in zip(contrast_GK, advantage_G.tolist(), strict=True)
-    ]
-    return spread(group, advantage_G, contrast_GK, weight_GT, mix=config.mix)
+    return by_leaning(group, [contrast(t) for t in group.trajectories], config)

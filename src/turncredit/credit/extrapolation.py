@@ -26,26 +26,20 @@ from turncredit.core.errors import ConfigError
 from turncredit.core.needs import Needs
 from turncredit.core.settings import setting
 from turncredit.core.types import REFERENCE, Array, Credit, Group, Trajectory
-from turncredit.credit import grpo
-from turncredit.credit.gaps import joined
-from turncredit.credit.weights import check_bound, check_mix, leaning, spread
+from turncredit.credit.weights import TokenConfig, by_leaning
 
 NEEDS_TEACHER = False
 NEEDS = Needs(mix="mix", bound="weight_bound", streams=(REFERENCE,))
 
 
 @dataclass(frozen=True)
-class Config(grpo.Config):
+class Config(TokenConfig):
     """Settings of the extrapolation. Our reading after RISE's abstract, not that paper's method."""
 
     reach: float = setting(1.0, "how far beyond the policy its teacher lies, in ways come so far")
-    mix: float = setting(0.5, "share of the token weight in the advantage; 0 is GRPO")
-    weight_bound: float = setting(0.2, "token weights stay within 1 +/- this bound")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_mix(self.mix)
-        check_bound(self.weight_bound, "token")
         if not (np.isfinite(self.reach) and self.reach > 0):
             raise ConfigError(f"reach must be a positive number; got {self.reach}")
 
@@ -76,9 +70,4 @@ def credit(group: Group, config: Config) -> Credit:
         tuple(config.reach * way_N for way_N in way_come(trajectory))
         for trajectory in group.trajectories
     ]
-    advantage_G = grpo.outcome_G(group, config)
-    weight_GT = [
-        leaning(joined(gap_K), advantage, config.weight_bound)
-        for gap_K, advantage in zip(gap_GK, advantage_G.tolist(), strict=True)
-    ]
-    return spread(group, advantage_G, gap_GK, weight_GT, mix=config.mix)
+    return by_leaning(group, gap_GK, config)

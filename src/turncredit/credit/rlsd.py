@@ -15,27 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turncredit.core.needs import Needs
-from turncredit.core.settings import setting
 from turncredit.core.types import Credit, Group
-from turncredit.credit import grpo
-from turncredit.credit.gaps import gaps_of, joined
-from turncredit.credit.weights import check_bound, check_mix, leaning, spread
+from turncredit.credit.gaps import gaps_of
+from turncredit.credit.weights import TokenConfig, by_leaning
 
 NEEDS_TEACHER = True
 NEEDS = Needs(hint="skillbank", mix="mix", decay_steps=100, bound="weight_bound")
 
 
 @dataclass(frozen=True)
-class Config(grpo.Config):
+class Config(TokenConfig):
     """Settings of RLSD; the defaults are the published scripts'."""
-
-    mix: float = setting(0.5, "share of the token weight in the advantage; 0 is GRPO")
-    weight_bound: float = setting(0.2, "token weights stay within 1 +/- this bound")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_mix(self.mix)
-        check_bound(self.weight_bound, "token")
 
 
 def credit(group: Group, config: Config) -> Credit:
@@ -44,10 +34,4 @@ def credit(group: Group, config: Config) -> Credit:
     Raises:
         ConfigError: a trajectory has not been scored by a teacher.
     """
-    gap_GK = [gaps_of(trajectory) for trajectory in group.trajectories]
-    advantage_G = grpo.outcome_G(group, config)
-    weight_GT = [
-        leaning(joined(gap_K), advantage, config.weight_bound)
-        for gap_K, advantage in zip(gap_GK, advantage_G.tolist(), strict=True)
-    ]
-    return spread(group, advantage_G, gap_GK, weight_GT, mix=config.mix)
+    return by_leaning(group, [gaps_of(t) for t in group.trajectories], config)

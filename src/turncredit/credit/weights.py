@@ -7,11 +7,14 @@ mix 0 the factor is 1.0 and the advantage is GRPO's, to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.settings import setting
 from turncredit.core.types import Array, Credit, Group, frozen_array
+from turncredit.credit import grpo
 from turncredit.credit.gaps import joined, split, turn_means, turn_sums
 
 # exp of more overflows nothing and is past every bound; exp of less is as good as 0.
@@ -38,6 +41,35 @@ def check_bound(bound: float, what: str = "turn") -> None:
         raise ConfigError(
             f"weight_bound must lie in [0, 1), or a {what} could change sign; got {bound}"
         )
+
+
+@dataclass(frozen=True)
+class TokenConfig(grpo.Config):
+    """Settings of methods that weigh each token by how its gap leans."""
+
+    mix: float = setting(0.5, "share of the token weight in the advantage; 0 is GRPO")
+    weight_bound: float = setting(0.2, "token weights stay within 1 +/- this bound")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mix(self.mix)
+        check_bound(self.weight_bound, "token")
+
+
+def by_leaning(group: Group, gap_GK: Sequence[Sequence[Array]], config: TokenConfig) -> Credit:
+    """Credit whose token weights are `leaning` of the gaps.
+
+    Args:
+        group: the trajectories.
+        gap_GK: per trajectory and turn (N,): what is taken for a gap, nats.
+        config: baseline, mix and bound.
+    """
+    advantage_G = grpo.outcome_G(group, config)
+    weight_GT = [
+        leaning(joined(gap_K), advantage, config.weight_bound)
+        for gap_K, advantage in zip(gap_GK, advantage_G.tolist(), strict=True)
+    ]
+    return spread(group, advantage_G, gap_GK, weight_GT, mix=config.mix)
 
 
 def around_one(z: Array, bound: float) -> Array:
