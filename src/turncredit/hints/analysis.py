@@ -92,6 +92,7 @@ class Analyst:
         self._slots = asyncio.Semaphore(self._config.reflection_concurrency)
         self._tally = Tally()
         self._last: EndpointError | None = None
+        self._refusal: EndpointError | None = None
 
     async def ask(self, question: str, read: Callable[[str], T]) -> T | None:
         """A usable answer, or None after all attempts.
@@ -110,7 +111,7 @@ class Analyst:
             tally.prompt_chars += len(prompt)
             try:
                 async with self._slots:
-                    answer = await self._ask(prompt)
+                    answer = await self._answer(prompt)
                 tally.answer_chars += len(answer)
                 return read(answer)
             except Refused as why:
@@ -123,6 +124,17 @@ class Analyst:
                 return None
         tally.parse_failures += 1
         return None
+
+    async def _answer(self, prompt: str) -> str:
+        """Ask once, holding a slot. After a refusal nobody asks again, whoever waits for a slot."""
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            return await self._ask(prompt)
+        except EndpointError as error:
+            if not error.retryable:
+                self._refusal = error
+            raise
 
     def spent(self) -> Mapping[str, float]:
         """The counts of this update.
