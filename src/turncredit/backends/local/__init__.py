@@ -51,12 +51,26 @@ class Config:
         default=2.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
     )
 
+    quantize: Literal["none", "4bit"] = field(
+        default="none",
+        metadata={"help": "4bit: frozen weights as 4-bit NormalFloat under LoRA (extra: gpu)"},
+    )
+    optimizer: Literal["adamw", "adamw8bit"] = field(
+        default="adamw", metadata={"help": "adamw8bit: moments of one byte each (extra: gpu)"}
+    )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "torch.compile norms and MLPs; pays on a GPU, or in long runs"},
+    )
+
     def __post_init__(self) -> None:
         if self.lora_rank < 0:
             raise ConfigError(f"lora_rank={self.lora_rank}: use 0 (all parameters) or more")
         for name in ("max_batch", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.quantize != "none" and self.lora_rank == 0:
+            raise ConfigError("4-bit weights stay frozen: use a --lora-rank, or --quantize none")
         if self.cache_gib <= 0:
             raise ConfigError(f"cache_gib={self.cache_gib}: must be positive")
 
@@ -71,6 +85,8 @@ def create(config: Config) -> LocalBackend:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for module in ("torch", "transformers", "peft", "safetensors", "jinja2"):
         require(module, 'backend "local"', "local")
+    if config.quantize != "none" or config.optimizer == "adamw8bit":
+        require("bitsandbytes", f"{config.quantize} weights / {config.optimizer}", "gpu")
     from turncredit.backends.local.backend import LocalBackend
 
     return LocalBackend(config)

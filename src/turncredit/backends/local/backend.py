@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from turncredit.backends import contract
-from turncredit.backends.local import CAPABILITIES, Config, sampler_files
+from turncredit.backends.local import CAPABILITIES, Config, optimizer, quantized, sampler_files
 from turncredit.backends.local.clients import LocalSamplingClient, LocalTrainingClient, Meter
 from turncredit.backends.local.decode import Decoder
+from turncredit.backends.local.device import choose_device
 from turncredit.backends.local.engine import Engine
-from turncredit.backends.local.loading import choose_device, load_policy, load_tokenizer
+from turncredit.backends.local.loading import load_policy, load_tokenizer
 from turncredit.backends.local.models import positions
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.tokenizer import HfTokenizer
@@ -32,6 +33,7 @@ class LocalBackend:
         if config.threads:
             torch.set_num_threads(config.threads)
         self._device = choose_device(config.device)
+        quantized.check(config, self._device)
         self._tokenizer: HfTokenizer | None = None
         self._engines: dict[int, tuple[Engine, Tensors]] = {}
         self._meter = Meter()
@@ -67,7 +69,7 @@ class LocalBackend:
         contract.check_origin(from_state, from_weights)
         engine, fresh = self._engine(self.config.lora_rank)
         weights = _seeded(fresh, seed)
-        trainer = Trainer(engine.policy, weights)
+        trainer = Trainer(engine.policy, weights, optimizer.make(self.config.optimizer, weights))
         client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self._meter)
         if from_state:
             client.restore(Path(from_state))

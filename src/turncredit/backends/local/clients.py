@@ -194,13 +194,17 @@ class LocalTrainingClient:
 
         def fill(folder: Path) -> None:
             state.save_tensors(folder / "weights.safetensors", trainer.weights)
-            state.save_tensors(folder / "exp_avg.safetensors", trainer.exp_avg)
-            state.save_tensors(folder / "exp_avg_sq.safetensors", trainer.exp_avg_sq)
+            for file, tensors in trainer.optimizer.files().items():
+                state.save_tensors(folder / file, tensors)
             if trainer.average:
                 state.save_tensors(folder / "average.safetensors", trainer.average)
 
         target = self._save_dir / name / "state"
-        about = {**self._identity(), "steps": trainer.steps}
+        about = {
+            **self._identity(),
+            "optimizer": trainer.optimizer.name,
+            "steps": trainer.steps,
+        }
         if trainer.average:
             about["average_decay"] = trainer.decay
         state.write_folder(target, fill, about)
@@ -222,13 +226,12 @@ class LocalTrainingClient:
             DataError: it is torn.
         """
         about = state.read_about(folder)
-        state.check_same(about, self._identity(), folder)
         trainer = self._trainer
+        wanted = {**self._identity(), "optimizer": trainer.optimizer.name}
+        state.check_same(about, wanted, folder)
         like = trainer.weights
         trainer.weights = state.load_tensors(folder / "weights.safetensors", like)
-        trainer.exp_avg = state.load_tensors(folder / "exp_avg.safetensors", like)
-        trainer.exp_avg_sq = state.load_tensors(folder / "exp_avg_sq.safetensors", like)
-        trainer.steps = int(about["steps"])
+        trainer.optimizer.restore(folder, int(about["steps"]))
         if "average_decay" in about:
             wide = {name: weight.float() for name, weight in like.items()}
             trainer.average = state.load_tensors(folder / "average.safetensors", wide)
@@ -253,6 +256,7 @@ class LocalTrainingClient:
             "base_model": self.base_model,
             "fingerprint": policy.fingerprint,
             "lora_rank": policy.lora_rank,
+            "quantize": self._config.quantize,
             "dtype": str(policy.model.dtype).removeprefix("torch."),
         }
 

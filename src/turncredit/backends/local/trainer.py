@@ -11,6 +11,7 @@ import torch
 from turncredit.backends.contract import VOCABULARY, coefficient, has_signal
 from turncredit.backends.local.batch import ActionTokens
 from turncredit.backends.local.losses import TOKEN_TERMS, PolicyLoss, policy_loss
+from turncredit.backends.local.optimizer import Optimizer
 from turncredit.backends.local.policy import Policy, Tensors
 from turncredit.backends.local.score import token_logprobs
 from turncredit.core.datum import Datum
@@ -75,25 +76,23 @@ class Tally:
 
 @dataclass(slots=True)
 class Trainer:
-    """The live weights, their gradients, AdamW's moments, and perhaps an average of the weights.
+    """The live weights, their gradients, their optimizer, and perhaps an average of the weights.
 
-    `exp_avg`, `exp_avg_sq` and `average` have the names of `weights`; `steps` counts optimizer
-    steps. The average is float32 on any model: bfloat16 would lose every small change.
+    `average` has the names of `weights`. It is float32 on any model: bfloat16 would lose every
+    small change.
     """
 
     policy: Policy
     weights: Tensors
-    exp_avg: Tensors = field(default_factory=dict)
-    exp_avg_sq: Tensors = field(default_factory=dict)
-    steps: int = 0
+    optimizer: Optimizer
     gradients: Tensors = field(default_factory=dict)
     average: Tensors = field(default_factory=dict)
     decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.exp_avg:
-            self.exp_avg = {n: torch.zeros_like(w) for n, w in self.weights.items()}
-            self.exp_avg_sq = {n: torch.zeros_like(w) for n, w in self.weights.items()}
+    @property
+    def steps(self) -> int:
+        """Optimizer steps made."""
+        return self.optimizer.steps
 
     def micro_batches(self, data: Sequence[Datum], batch_tokens: int) -> Iterator[list[int]]:
         """Indices of rows per pass: similar lengths together, ≤ `batch_tokens` padded tokens."""
@@ -150,9 +149,7 @@ class Trainer:
         if adam.grad_clip_norm > 0:
             scale = min(1.0, adam.grad_clip_norm / (norm + 1e-6))
             gradients = {n: g * scale for n, g in gradients.items()}
-        self.steps += 1
-        for name, gradient in gradients.items():
-            self._adamw(name, gradient, adam)
+        self.optimizer.step(self.weights, gradients, adam)
         for name, average in self.average.items():
             average.mul_(self.decay).add_(self.weights[name].float(), alpha=1 - self.decay)
         return {"grad_norm": norm, "skipped_steps": 0.0}
@@ -169,17 +166,6 @@ class Trainer:
             if gradient is not None:
                 held = self.gradients.get(name)
                 self.gradients[name] = gradient if held is None else held.add_(gradient)
-
-    @torch.no_grad()
-    def _adamw(self, name: str, gradient: torch.Tensor, adam: AdamParams) -> None:
-        """Decoupled weight decay, bias-corrected moments (Loshchilov and Hutter 2019)."""
-        weight, mean, square = self.weights[name], self.exp_avg[name], self.exp_avg_sq[name]
-        weight.mul_(1 - adam.learning_rate * adam.weight_decay)
-        mean.lerp_(gradient, 1 - adam.beta1)
-        square.mul_(adam.beta2).addcmul_(gradient, gradient, value=1 - adam.beta2)
-        rate = adam.learning_rate / (1 - adam.beta1**self.steps)
-        root = (square / (1 - adam.beta2**self.steps)).sqrt_().add_(adam.eps)
-        weight.addcdiv_(mean, root, value=-rate)
 
 
 def _token_term(term: str, new: torch.Tensor, tokens: ActionTokens, spec: LossSpec) -> torch.Tensor:
