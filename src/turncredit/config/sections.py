@@ -94,13 +94,14 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """Mirrors of the metrics; the run folder is the record either way."""
+    """Mirrors of the metrics, and prices; the run folder is the record either way."""
 
     swanlab_project: str = setting("turncredit", "SwanLab project")
     swanlab_mode: Literal["disabled", "online", "offline", "local"] = setting(
         "disabled", "SwanLab mirror"
     )
     trackers: tuple[str, ...] = setting((), "further mirrors: wandb, tensorboard, trackio")
+    prices: str = setting("", "your own table of prices (TOML), looked at before the shipped one")
 
 
 SECTIONS: Mapping[str, type] = {

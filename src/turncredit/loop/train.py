@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from turncredit.backends import selfcheck
@@ -17,6 +18,7 @@ from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
+from turncredit.loop.accounting import Accounts
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import (
     Rows,
@@ -33,7 +35,7 @@ from turncredit.loop.remarks import refuse_hopeless, remarks
 from turncredit.loop.sampler import Sampler, limits_of
 from turncredit.loop.teachers import started_from
 from turncredit.record import ledger as ledgers
-from turncredit.record.ledger import Ledger
+from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 
 
@@ -55,6 +57,9 @@ class Listener:
     def note(self, text: str) -> None:
         """Something a person should read."""
 
+    def costs(self, totals: Mapping[str, Any], priced: str) -> None:
+        """The run is over: what it cost (`record.ledger`), and by which price, or why by none."""
+
 
 class Trainer:
     """One run over one folder; `await run()` makes the updates that are still missing."""
@@ -62,9 +67,11 @@ class Trainer:
     def __init__(
         self, run: Run, parts: Parts, folder: RunFolder, *, tracker: Tracker, listener: Listener
     ) -> None:
+        prices, model = read_prices(run.log.prices), getattr(run.backend.config, "base_model", "")
+        self._accounts = Accounts(parts.backend, prices, model=model)
+        parts = replace(parts, backend=self._accounts.backend)
         self._run, self._parts, self._folder = run, parts, folder
         self._tracker, self._listener = tracker, listener
-        self._ledger = Ledger()
         self._mismatch: dict[str, float] = {}  # measured at the start, logged with update 1
         self._chat = Chat(
             parts.backend.get_tokenizer(),
@@ -101,6 +108,7 @@ class Trainer:
                     await self._save(step, training)
         finally:
             await self._looking.close()
+        self._listener.costs(self._accounts.totals(), self._accounts.priced)
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +117,7 @@ class Trainer:
         last = found[-1] if found else None
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
-        self._ledger = Ledger.resume(self._folder.ledger())
+        self._accounts.resume(self._folder.ledger())
         if lost := set(range(1, done + 1)) - {row["step"] for row in self._folder.metrics()}:
             self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
         try:
@@ -204,7 +212,7 @@ class Trainer:
     ) -> None:
         with self._phase(step, "record"):
             self._folder.write_trajectories(step, looked.groups, credits)
-        cost = self._ledger.end_step()
+        cost = self._accounts.close(step, looked.groups)
         sampled = metrics.rollout_metrics(looked.groups)
         row = {
             **sampled,
@@ -240,10 +248,8 @@ class Trainer:
     @contextmanager
     def _phase(self, step: int, name: str, *, teacher: bool = False) -> Iterator[None]:
         self._listener.phase(step, name)
-        before = self._parts.backend.usage()
-        with self._ledger.phase(name):
+        with self._accounts.phase(step, name, teacher=teacher):
             yield
-        self._ledger.add(self._parts.backend.usage().since(before), teacher=teacher)
 
 
 def describe(run: Run) -> dict[str, Any]:
