@@ -22,6 +22,9 @@ class Schedule:
     train_split: str = setting("train", "split the tasks come from")
     save_every: int = setting(25, "save state and sampler weights every so many updates")
     init_from: str = setting("", "begin with these weights: a run folder, or sampler weights")
+    async_level: int = setting(
+        0, "0: strictly on-policy; 1: the next rollout runs beside an update, one update behind"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,10 @@ class Teacher:
     )
     mix_steps: int = setting(0, "updates until a linear share is 0 (0: the method's own)")
     ask_tokens: int = setting(512, "tokens of an answer, where the policy itself writes hints")
+    skip_silent: bool = setting(
+        True, "no look at groups of one outcome, where the method gives them no weight anyway"
+    )
+    overlap: bool = setting(True, "score finished groups while others are still played")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from turncredit.loop import floor
 from turncredit.loop.reads import Extent, Reads
 from turncredit.loop.watching import Watched
 from turncredit.record.ledger import Ledger
-from turncredit.record.prices import Prices
+from turncredit.record.prices import Prices, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,19 @@ class Accounts:
         self._most_rows = self._rows
         return self._ledger.end_step(step, more=more)
 
+    def rolled(self, step: int) -> Usage:
+        """What the student of an update that is still open has used."""
+        return self._ledger.usage(step)[0]
+
+    def rebook(self, step: int, usage: Usage, groups: Sequence[Group]) -> None:
+        """Book a rollout that was read from a checkpoint as if it had just been played."""
+        with self.phase(step, "rollout"):
+            for t in (t for group in groups for t in (*group.trajectories, *group.faults)):
+                for k, turn in enumerate(t.turns):
+                    prompt = t.tokens[: turn.start].tolist()
+                    self.reads.sample(t.snapshot_id, prompt, [t.action_tokens(k).tolist()])
+        self._ledger.add(usage, step=step)
+
     def totals(self) -> dict[str, Any]:
         """All closed updates together."""
         return self._ledger.totals()
@@ -96,10 +109,7 @@ class Accounts:
     @property
     def priced(self) -> str:
         """By which price money is counted, or why it is not."""
-        if self._price:
-            return str(self._price)
-        what = f'backend "{self._inner.name}"' + (f', model "{self._model}"' * bool(self._model))
-        return f"nobody quoted a price for {what}: give yours with --prices FILE"
+        return str(self._price or missing(self._inner.name, self._model))
 
     # ── books, for the watched clients ───────────────────────────────────────────────────────
 

@@ -19,6 +19,7 @@ from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
 from turncredit.loop.accounting import Accounts
+from turncredit.loop.ahead import Rollouts
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import (
     Rows,
@@ -80,8 +81,15 @@ class Trainer:
             include_admissible_actions=run.rollout.include_admissible_actions,
         )
         self._limits = limits_of(run)
-        self._sampler = Sampler(run, parts, self._chat, self._limits)
         self._looking = Looking(run, parts, self._chat, folder)
+        self._rollouts = Rollouts(
+            run,
+            self._accounts,
+            Sampler(run, parts, self._chat, self._limits),
+            self._looking,
+            folder,
+            listener.progress,
+        )
         self._adam = AdamParams(
             learning_rate=run.optim.learning_rate,
             beta1=run.optim.adam_beta1,
@@ -103,10 +111,12 @@ class Trainer:
             self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
         try:
             for step in range(done + 1, schedule.max_steps + 1):
-                await self._step(step, training)
-                if step % schedule.save_every == 0 or step == schedule.max_steps:
+                saves = step % schedule.save_every == 0 or step == schedule.max_steps
+                await self._step(step, training, saves=saves)
+                if saves:
                     await self._save(step, training)
         finally:
+            await self._rollouts.close()
             await self._looking.close()
         self._listener.costs(self._accounts.totals(), self._accounts.priced)
 
@@ -132,6 +142,7 @@ class Trainer:
                 raise
             raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
         await self._looking.begin(training, last)
+        await self._rollouts.begin(training, last)
         if last is None:
             await self._check_logprobs(training)
         return done, training
@@ -147,20 +158,17 @@ class Trainer:
         for warning in report.judge():
             self._listener.note(warning)
         if self._run.teacher.student_logprobs == "auto":
-            self._looking.rescores = report.prefers_rescoring
+            self._looking.viewer.rescores = report.prefers_rescoring
 
     # ── one update ───────────────────────────────────────────────────────────────────────────
 
-    async def _step(self, step: int, training: TrainingClient) -> None:
-        client = await training.save_weights_and_get_sampling_client()
-        try:
-            with self._phase(step, "rollout"):
-                groups = await self._sampler.sample(step, client, self._listener.progress)
-            refuse_hopeless(groups, self._limits)
-            with self._phase(step, "teacher", teacher=True):
-                looked = await self._looking.look(step, groups, client, training)
-        finally:
-            await client.close()
+    async def _step(self, step: int, training: TrainingClient, *, saves: bool) -> None:
+        self._listener.phase(step, "rollout")
+        rolled = await self._rollouts.of(step, training, saves=saves)
+        refuse_hopeless(rolled.groups, self._limits)
+        with self._phase(step, "teacher", teacher=True):
+            looked = await self._looking.look(step, rolled)
+        await self._rollouts.done()
         with self._phase(step, "credit"):
             method, loss = self._parts.method, self._parts.loss
             credits = [method.credit(group, looked.config) for group in looked.groups]
@@ -218,7 +226,6 @@ class Trainer:
             **sampled,
             **metrics.credit_metrics(credits),
             **looked.metrics,
-            **self._sampler.metrics,
             **self._looking.observe(looked, sampled.get("reward/success_rate", 0.0)),
             **(self._mismatch if step == 1 else {}),
             **metrics.prefixed("train", {**rows.counts, **update}),
@@ -237,10 +244,12 @@ class Trainer:
             name = self._folder.checkpoint_path(step).name
             state = await training.save_state(name)
             sampler = await training.save_weights_for_sampler(name)
+            ahead = await self._rollouts.record(step)
         record = {
             "state": self._folder.relative(state),
             "sampler": self._folder.relative(sampler),
             **self._looking.record(),
+            **ahead,
         }
         self._folder.append_checkpoint(step, record)
         self._listener.saved(step, {**record, "state": state, "sampler": sampler})

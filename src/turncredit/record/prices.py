@@ -99,6 +99,12 @@ class Prices:
         return None
 
 
+def missing(service: str, model: str) -> str:
+    """What to say where there is no price."""
+    what = f'backend "{service}"' + (f', model "{model}"' if model else "")
+    return f"no price is known for {what}; give yours with --prices FILE"
+
+
 def read_prices(path: str | Path = "") -> Prices:
     """The shipped prices, and those of a file before them.
 
