@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from turncredit.backends.local import Config, quantized
+from turncredit.backends.local.compiled import compile_blocks
 from turncredit.backends.local.device import choose_device, choose_dtype, prepare
 from turncredit.backends.local.models import resolve
 from turncredit.backends.local.policy import Policy
@@ -68,7 +69,10 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
         model: Any = AutoModelForCausalLM.from_pretrained(where, **options)
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(f'model "{config.base_model}": {error}') from error
-    return Policy(_placed(model, config, device), lora_rank=lora_rank)
+    policy = Policy(_placed(model, config, device), lora_rank=lora_rank)
+    if config.compile:
+        compile_blocks(policy)
+    return policy
 
 
 def _placed(model: Any, config: Config, device: torch.device) -> Any:
