@@ -75,7 +75,8 @@ def distinct(sequences: Iterable[bytes], *, offset: int = 0) -> Extent:
 class Contexts:
     """What one snapshot was given to continue, and what it said.
 
-    Sampled tokens are kept per prompt, beside the sequences they are part of.
+    Sampled tokens are kept per prompt, beside the sequences they are part of; a prompt is taken to
+    end where no other answer is half-way.
     """
 
     _sequences: set[bytes] = field(default_factory=set)

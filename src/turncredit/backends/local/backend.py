@@ -17,8 +17,10 @@ from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.loading import load_policy, load_tokenizer
 from turncredit.backends.local.models import positions
 from turncredit.backends.local.policy import Tensors
+from turncredit.backends.local.shape import ceilings, model_shape
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.local.trainer import Trainer
+from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
@@ -97,6 +99,16 @@ class LocalBackend:
     def usage(self) -> Usage:
         """All tokens so far."""
         return self._meter.total
+
+    def model_shape(self) -> ModelShape | None:
+        """Of the policy in training; None before it is loaded."""
+        loaded = self._engines.get(self.config.lora_rank)
+        return model_shape(loaded[0].policy, self.config.max_batch) if loaded else None
+
+    def ceilings(self) -> Ceilings | None:
+        """Of this machine, measured now; None before anything is loaded."""
+        loaded = self._engines.get(self.config.lora_rank)
+        return ceilings(self._device, loaded[0].policy.model.dtype) if loaded else None
 
     async def aclose(self) -> None:
         """Forget the network."""
