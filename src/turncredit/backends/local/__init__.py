@@ -45,7 +45,7 @@ class Config:
     threads: int = field(default=0, metadata={"help": "torch threads; 0 keeps torch's choice"})
     max_batch: int = field(default=64, metadata={"help": "rows decoded together"})
     batch_tokens: int = field(
-        default=4096, metadata={"help": "padded tokens of one training or prefill pass"}
+        default=4096, metadata={"help": "tokens of one training, scoring or prefill pass"}
     )
     cache_gib: float = field(
         default=2.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
@@ -63,6 +63,18 @@ class Config:
         metadata={"help": "torch.compile norms and MLPs; pays on a GPU, or in long runs"},
     )
 
+    share_prefixes: bool = field(
+        default=True,
+        metadata={"help": "rows that begin alike (a group) share that part in scoring, training"},
+    )
+    checkpointing: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={"help": "keep layer inputs only; auto: in passes above --activation-gib"},
+    )
+    activation_gib: float = field(
+        default=4.0, metadata={"help": "memory for what a training pass keeps of its layers, GiB"}
+    )
+
     def __post_init__(self) -> None:
         if self.lora_rank < 0:
             raise ConfigError(f"lora_rank={self.lora_rank}: use 0 (all parameters) or more")
@@ -71,8 +83,9 @@ class Config:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.quantize != "none" and self.lora_rank == 0:
             raise ConfigError("4-bit weights stay frozen: use a --lora-rank, or --quantize none")
-        if self.cache_gib <= 0:
-            raise ConfigError(f"cache_gib={self.cache_gib}: must be positive")
+        for name in ("cache_gib", "activation_gib"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be positive")
 
 
 def create(config: Config) -> LocalBackend:

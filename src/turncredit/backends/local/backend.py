@@ -16,6 +16,7 @@ from turncredit.backends.local.device import choose_device
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.loading import load_policy, load_tokenizer
 from turncredit.backends.local.models import positions
+from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.shape import ceilings, model_shape
 from turncredit.backends.local.tokenizer import HfTokenizer
@@ -71,7 +72,7 @@ class LocalBackend:
         contract.check_origin(from_state, from_weights)
         engine, fresh = self._engine(self.config.lora_rank)
         weights = _seeded(fresh, seed)
-        trainer = Trainer(engine.policy, weights, optimizer.make(self.config.optimizer, weights))
+        trainer = Trainer(engine.passes, weights, optimizer.make(self.config.optimizer, weights))
         client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self._meter)
         if from_state:
             client.restore(Path(from_state))
@@ -124,7 +125,13 @@ class LocalBackend:
                 batch_tokens=self.config.batch_tokens,
                 cache_bytes=int(self.config.cache_gib * 2**30),
             )
-            engine = Engine(policy, decoder, self.config.max_batch, self.config.batch_tokens)
+            passes = Passes(
+                policy,
+                share=self.config.share_prefixes,
+                checkpointing=self.config.checkpointing,
+                activation_bytes=int(self.config.activation_gib * 2**30),
+            )
+            engine = Engine(passes, decoder, self.config.max_batch, self.config.batch_tokens)
             self._engines[lora_rank] = engine, policy.copy_trained()
         return self._engines[lora_rank]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from turncredit.backends.local import Config, sampler_files, state
 from turncredit.backends.local.decode import Row
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.policy import Tensors
-from turncredit.backends.local.score import row_distribution, row_logprobs
+from turncredit.backends.local.score import Question, Reading, row_distribution, row_logprobs
 from turncredit.backends.local.trainer import Tally, Trainer
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import BackendError, ConfigError
@@ -78,9 +79,7 @@ class LocalSamplingClient:
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN."""
         ids = self._checked(tokens)
-        read = partial(row_logprobs, last_n=len(ids) if last_n is None else last_n)
-        scores = await self._engine.score(self.snapshot_id, self._weights, ids, read)
-        usage = self._meter.add(Usage(prefill=len(ids), requests=1))
+        scores, usage = await self._read(ids, row_logprobs, last_n)
         return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
 
     async def distribution(
@@ -93,9 +92,8 @@ class LocalSamplingClient:
         """
         ids = self._checked(tokens)
         contract.check_question(k, temperature)
-        read = partial(row_distribution, last_n=last_n, k=k, temperature=temperature)
-        found = await self._engine.score(self.snapshot_id, self._weights, ids, read)
-        self._meter.add(Usage(prefill=len(ids), requests=1))
+        read = partial(row_distribution, k=k, temperature=temperature)
+        found, _ = await self._read(ids, read, last_n)
         return found
 
     async def close(self) -> None:
@@ -103,6 +101,13 @@ class LocalSamplingClient:
         self._closed = True
         self._engine.decoder.slots.forget(self.snapshot_id)
         self._weights = {}
+
+    async def _read(self, ids: list[int], read: Reading, last_n: int | None) -> tuple[Any, Usage]:
+        start = 1 if last_n is None else max(1, len(ids) - last_n)
+        question = Question(ids, np.arange(start, len(ids)), read)
+        found, cached = await self._engine.score(self.snapshot_id, self._weights, question)
+        usage = Usage(prefill=len(ids) - cached, cached=cached, requests=1)
+        return found, self._meter.add(usage)
 
     def _checked(self, tokens: Ids) -> list[int]:
         if self._closed:

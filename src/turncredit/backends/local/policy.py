@@ -155,6 +155,11 @@ class Policy:
         logits = self._head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
+    @property
+    def head_is_trained(self) -> bool:
+        """A gradient by the head's weights is wanted."""
+        return any(p.requires_grad for p in self._head.parameters())
+
     @torch.no_grad()
     def fresh_logits(self, ids: list[int]) -> torch.Tensor:
         """Next-token logits (V,) by the canonical path: one row, no cache."""

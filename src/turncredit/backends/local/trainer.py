@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,9 @@ import torch
 from turncredit.backends.contract import VOCABULARY, coefficient, has_signal
 from turncredit.backends.local.batch import ActionTokens
 from turncredit.backends.local.losses import TOKEN_TERMS, PolicyLoss, policy_loss
+from turncredit.backends.local.microbatches import packed, padded, trained_row
 from turncredit.backends.local.optimizer import Optimizer
+from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy, Tensors
 from turncredit.backends.local.score import token_logprobs
 from turncredit.core.datum import Datum
@@ -82,7 +84,7 @@ class Trainer:
     small change.
     """
 
-    policy: Policy
+    passes: Passes
     weights: Tensors
     optimizer: Optimizer
     gradients: Tensors = field(default_factory=dict)
@@ -90,21 +92,23 @@ class Trainer:
     decay: float = 0.0
 
     @property
+    def policy(self) -> Policy:
+        """The network."""
+        return self.passes.policy
+
+    @property
     def steps(self) -> int:
         """Optimizer steps made."""
         return self.optimizer.steps
 
-    def micro_batches(self, data: Sequence[Datum], batch_tokens: int) -> Iterator[list[int]]:
-        """Indices of rows per pass: similar lengths together, ≤ `batch_tokens` padded tokens."""
-        order = sorted(range(len(data)), key=lambda i: (len(data[i].tokens), i))
-        batch: list[int] = []
-        for i in order:
-            if batch and (len(batch) + 1) * len(data[i].tokens) > batch_tokens:
-                yield batch
-                batch = []
-            batch.append(i)
-        if batch:
-            yield batch
+    def micro_batches(self, data: Sequence[Datum], batch_tokens: int) -> list[list[int]]:
+        """Indices of rows per pass of `batch_tokens` computed tokens or fewer."""
+        rows = [trained_row(row) for row in data]
+        if self.passes.kernel is None:
+            return padded([len(ids) for _, ids, _ in rows], batch_tokens)
+        if not self.passes.share:
+            rows = [(i, ids, 0) for i, (_, ids, _) in enumerate(rows)]
+        return packed([(key, len(ids), shared) for key, ids, shared in rows], batch_tokens)
 
     def accumulate(self, rows: Sequence[Datum], spec: LossSpec, tally: Tally) -> list[Array]:
         """Add the gradient of the summed loss of `rows`; returns new log-probs, (T,) each.
@@ -112,12 +116,25 @@ class Trainer:
         Only action positions go through the LM head, so no other logit can influence the loss.
         """
         parameters = self.policy.mount(self.weights)
-        hidden = self.policy.full([row.tokens.tolist() for row in rows])
         tokens = ActionTokens(rows, self.policy.device)
+        wanted = any(has_signal(row, spec) for row in rows)
+        with torch.set_grad_enabled(wanted):
+            loss_N, policy, new = self._losses(tokens, spec, tally)
+            if wanted:
+                loss_N.sum().backward()
+                self._collect(parameters)
+        tally.add(loss_N, policy)
+        return tokens.spread(new)
+
+    def _losses(
+        self, tokens: ActionTokens, spec: LossSpec, tally: Tally
+    ) -> tuple[torch.Tensor, PolicyLoss, torch.Tensor]:
+        """Loss (N,), its policy part, and the new log-probs (N,)."""
+        states = self.passes.states([trained_row(row) for row in tokens.rows])
         probed = [term for term in spec.terms if term in VOCABULARY]
         new, *seen = token_logprobs(
             self.policy,
-            tokens.predicting(hidden),
+            tokens.predicting(states),
             tokens.targets(),
             [tokens.probe(term, spec) for term in probed],
         )
@@ -131,11 +148,7 @@ class Trainer:
             weight_N = tokens.weight(term)
             loss_N = loss_N + _factor(term, spec) * weight_N * value_N
             tally.add_term(term, value_N, weight_N)
-        if any(has_signal(row, spec) for row in rows):
-            loss_N.sum().backward()
-            self._collect(parameters)
-        tally.add(loss_N, policy)
-        return tokens.spread(new)
+        return loss_N, policy, new
 
     def optimize(self, adam: AdamParams) -> dict[str, float]:
         """One AdamW step; clears the gradients. A non-finite gradient changes nothing."""
