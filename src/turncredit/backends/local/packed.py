@@ -100,15 +100,16 @@ class _Joined(torch.autograd.Function):
     ) -> torch.Tensor:
         heads, groups, length, width = q.shape
         out = q.new_zeros(length, heads, groups, width).permute(1, 2, 0, 3)
-        lse: torch.Tensor | None = None
+        # Attention keeps its lse in float32 whatever it reads, unless that is wider.
+        lse = q.new_full(
+            (heads, groups, length), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32)
+        )
         aux: list[Aux] = []
         seen = 0  # queries before this one have an output
         for part in parts:
             at = part.queries
             o, s, a = kernel.forward(*_views(q, k, v, part), part.causal, scale)
             aux.append(a)
-            if lse is None:
-                lse = s.new_full((heads, groups, length), -torch.inf)
             if at.stop > seen:  # parts come in order, so these queries are all new
                 out[:, :, at], lse[:, :, at], seen = o, s, at.stop
             else:
