@@ -116,3 +116,21 @@ def test_no_such_table(tmp_path: Path) -> None:
 def test_a_price_in_python_is_checked_too() -> None:
     with pytest.raises(ConfigError, match="no rate"):
         Price(service="x")
+
+
+def test_the_table_of_the_docs_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "costs.md").read_text("utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    own = read_prices(table(tmp_path, text)).entries[:2]
+    assert [(price.service, price.model) for price in own] == [
+        ("local", "*"),
+        ("pytrio", "Qwen/Qwen3.5-4B"),
+    ]
+
+
+def test_what_the_article_counted_by_published_rates() -> None:
+    price = read_prices().find("tinker", "Qwen/Qwen3.5-4B")
+    assert price is not None
+    millions = {"prefill": 212.95, "cached": 549.26, "sampled": 9.98, "trained": 30.52}
+    cost = price.of({kind: n * 1e6 for kind, n in millions.items()}, 0.0)
+    assert cost == pytest.approx(139.0, abs=0.1)
