@@ -47,6 +47,12 @@ def compile_blocks(policy: Policy) -> bool:
     return _refuse(reason)
 
 
+def in_use(policy: Policy) -> bool:
+    """Some module of the network has compiled code that works."""
+    forwards = (getattr(module.forward, "__self__", None) for module in policy.model.modules())
+    return any(isinstance(owner, _Switch) and not owner.reason for owner in forwards)
+
+
 class _Switch:
     """A module whose forward is compiled code for large inputs, and its own otherwise."""
 
