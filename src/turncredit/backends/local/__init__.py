@@ -50,6 +50,14 @@ class Config:
     cache_gib: float = field(
         default=2.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
     )
+    reuse_prefixes: bool = field(
+        default=True,
+        metadata={"help": "keep keys and values between turns and copy common prefixes"},
+    )
+    lean: bool = field(
+        default=True,
+        metadata={"help": "merge LoRA and fuse projections for passes without gradients (float32)"},
+    )
 
     quantize: Literal["none", "4bit"] = field(
         default="none",

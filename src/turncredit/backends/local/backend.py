@@ -124,6 +124,7 @@ class LocalBackend:
                 policy,
                 batch_tokens=self.config.batch_tokens,
                 cache_bytes=int(self.config.cache_gib * 2**30),
+                reuse=self.config.reuse_prefixes,
             )
             passes = Passes(
                 policy,

@@ -64,10 +64,9 @@ class LocalSamplingClient:
             for i in range(num_samples)
         ]
         await self._engine.sample(rows)
-        cached = sum(row.reused for row in rows)
         usage = Usage(
-            prefill=len(ids) * num_samples - cached,
-            cached=cached,
+            prefill=sum(row.prefilled for row in rows),
+            cached=sum(row.reused for row in rows),
             sampled=sum(len(row.out) for row in rows),
             requests=1,
         )

@@ -136,13 +136,19 @@ class Engine:
         while rows := self._admit():
             self._active.extend(rows)
             for batch in self.decoder.batches(rows):
-                self.decoder.advance(batch)
+                self._advance(batch)
                 await asyncio.sleep(0)
         for _ in range(_STEPS):
             if self._finish() or not self._active:
                 return
-            self.decoder.advance(self._active)
+            self._advance(self._active)
         self._finish()
+
+    def _advance(self, rows: list[Row]) -> None:
+        self.decoder.advance(rows)
+        if taken := self.decoder.taken(self._active):
+            self._active = [row for row in self._active if row not in taken]
+            self._waiting = taken + self._waiting
 
     def _admit(self) -> list[Row]:
         """Rows to start now. A prefill delays running rows, so it waits until it is worth it."""

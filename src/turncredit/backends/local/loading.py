@@ -69,7 +69,7 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
         model: Any = AutoModelForCausalLM.from_pretrained(where, **options)
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(f'model "{config.base_model}": {error}') from error
-    policy = Policy(_placed(model, config, device), lora_rank=lora_rank)
+    policy = Policy(_placed(model, config, device), lora_rank=lora_rank, lean=config.lean)
     if config.compile:
         compile_blocks(policy)
     return policy

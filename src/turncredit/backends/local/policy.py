@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,20 +18,17 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from turncredit.backends.local import attention
-from turncredit.backends.local.arena import Arena, Shape, Window
+from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
+from turncredit.backends.local.cached import Cached, Chunk
+from turncredit.backends.local.lean import Lean, fuse
 from turncredit.backends.local.packed import Layout
 from turncredit.core.errors import ConfigError
 
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """B rows of new tokens after what the arena holds: ids, tokens stored before, arena rows."""
-
-    ids: list[list[int]]
-    starts: list[int]
-    rows: list[int]
+_ALIKE = 1e-3  # logits of two float32 paths through any healthy model are closer
+_LEAN_SETS = 2  # fused weights kept: those of a snapshot, and of one that is compared with it
 
 
 class Policy:
@@ -46,7 +42,7 @@ class Policy:
         fingerprint: hash of the architecture and of the frozen weights.
     """
 
-    def __init__(self, model: PreTrainedModel, *, lora_rank: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, lora_rank: int, lean: bool = True) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = model.device
         self._body: Any = model.get_decoder()
@@ -58,13 +54,16 @@ class Policy:
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
+        self._lean_sets: list[tuple[Mapping[str, torch.Tensor] | None, Lean]] = []
+        self._mounted: Mapping[str, torch.Tensor] | None = None
+        self._may_be_lean = False
         self.cached = self._probe()
+        self._may_be_lean = lean and self._leans()
         self.lora_rank = lora_rank
         self.peft_config = _add_lora(model, lora_rank) if lora_rank else None
         if not lora_rank:
             model.requires_grad_(True)
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._mounted: Mapping[str, torch.Tensor] | None = None
 
     @property
     def exact(self) -> bool:
@@ -126,9 +125,26 @@ class Policy:
         """The blocks of the body, in order; none where it has no such list."""
         return list(getattr(self._body, "layers", ()))
 
+    def lean(self, tensors: Mapping[str, torch.Tensor]) -> Lean | None:
+        """The forward pass without modules, for a snapshot's tensors; None: there is none.
+
+        Args:
+            tensors: frozen ones. What was fused is kept by their identity, so a training
+                client's live tensors must not come here.
+        """
+        if not self._may_be_lean:
+            return None
+        self.mount(tensors)
+        return self._fused()
+
     @torch.no_grad()
     def step(self, chunk: Chunk, arena: Arena) -> torch.Tensor:
         """Run new tokens through the cache; hidden state (B, d) of each row's last one."""
+        if self._may_be_lean:
+            lean = self._fused()
+            assert lean is not None
+            cached = Cached(arena, chunk, lean.scale)
+            return lean.hidden(cached.ids, cached.positions, cached, cached.last)
         ids = self._padded(chunk.ids)
         count = torch.tensor([len(row) for row in chunk.ids], device=self.device)
         start = torch.tensor(chunk.starts, device=self.device)
@@ -136,11 +152,10 @@ class Policy:
         shown = int((start + count).max())
         mask = torch.arange(shown, device=self.device) <= positions[..., None]
         # Pads beyond the arena all go to its last position, which is free by construction.
-        window = Window(arena, chunk.rows, positions.clamp(max=arena.positions - 1), shown)
-        if window.places is not None:
-            wanted, mask = mask, mask.new_ones(window.rows, *mask.shape[1:])
-            mask[window.places] = wanted
-        with attention.rows_among(window.places):
+        stretch = Stretch.of(chunk.rows, self.device)
+        window = Window(arena, stretch, positions.clamp(max=arena.positions - 1), shown)
+        mask = stretch.spread(mask, True)
+        with attention.rows_among(stretch.places):
             hidden = self._body(
                 input_ids=ids,
                 attention_mask=mask[:, None],
@@ -165,6 +180,30 @@ class Policy:
         """Next-token logits (V,) by the canonical path: one row, no cache."""
         return self.logits(self.full([ids])[0, -1])
 
+    def _fused(self) -> Lean | None:
+        """The lean form of what is mounted."""
+        for tensors, lean in self._lean_sets:
+            if tensors is self._mounted:
+                return lean
+        del self._lean_sets[: 1 - _LEAN_SETS]
+        made = fuse(self._body)
+        if made:
+            self._lean_sets.append((self._mounted, made))
+        return made
+
+    @torch.no_grad()
+    def _leans(self) -> bool:
+        """The lean pass is made for this family, and says what the module says."""
+        if not (self.cached and self.exact and self._fused()):
+            return False
+        self._may_be_lean = True
+        rows = self._some_rows(150, 99)
+        full = self.logits(self.full(rows))
+        want = torch.stack([full[0, -1], full[1, 98]])
+        found = [*self._stepped(rows, (70, 5)), *self._stepped(rows, (149, 98))]
+        self._lean_sets.clear()
+        return all(torch.allclose(x, want, atol=_ALIKE) for x in found)
+
     def _padded(self, rows: list[list[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
         return pad_sequence(tensors, batch_first=True).to(self.device)
@@ -176,9 +215,9 @@ class Policy:
         Raises:
             ConfigError: the family changes its logits after the head (scaling, soft-capping).
         """
-        rows = [[(7 * i + 3) % self.vocabulary for i in range(n)] for n in (12, 9)]
+        rows = self._some_rows(12, 9)
         want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
-        tolerance = 1e-3 if self.exact else 0.25
+        tolerance = _ALIKE if self.exact else 0.25
         if not torch.allclose(self.logits(self.full(rows[:1])[0]), want, atol=tolerance):
             raise ConfigError(
                 f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
@@ -192,19 +231,31 @@ class Policy:
         return False
 
     def _agrees(self, rows: list[list[int]], want: torch.Tensor, tolerance: float) -> bool:
-        arena = Arena(self.cache_shape())
-        arena.reserve(10, 16)
         try:
             full = self.logits(self.full(rows)[0])
-            self.step(Chunk([rows[0][:5], rows[1][:8]], [0, 0], [2, 0]), arena)
-            last = self.step(Chunk([rows[0][5:], rows[1][8:]], [5, 8], [2, 0]), arena)
-            # The same rows again, far apart: gathered instead of read in place.
-            arena.copy(0, 9, 8)
-            apart = self.step(Chunk([rows[0][5:], rows[1][8:]], [5, 8], [2, 9]), arena)[:1]
+            near, apart = self._stepped(rows, (5, 8))
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
-        found = [full[-1], *self.logits(last)[:1], *self.logits(apart)]
+        found = [full[-1], near[0], apart[0]]
         return all(torch.allclose(x, want[-1], atol=tolerance) for x in found)
+
+    def _some_rows(self, *lengths: int) -> list[list[int]]:
+        return [[(7 * i + 3) % self.vocabulary for i in range(n)] for n in lengths]
+
+    def _stepped(self, rows: list[list[int]], cut: tuple[int, int]) -> list[torch.Tensor]:
+        """Last logits (2, V) of two rows run in two pieces: in rows close together, and far apart.
+
+        Close ones are read in place, the others gathered.
+        """
+        arena = Arena(self.cache_shape())
+        arena.resize(10, 4 + max(len(row) for row in rows))
+        starts, places = list(cut), [2, 0]
+        begun = [row[:n] for row, n in zip(rows, cut, strict=True)]
+        rest = [row[n:] for row, n in zip(rows, cut, strict=True)]
+        self.step(Chunk(begun, [0, 0], places), arena)
+        near = self.logits(self.step(Chunk(rest, starts, places), arena))
+        arena.copy(0, 9, cut[1])
+        return [near, self.logits(self.step(Chunk(rest, starts, [2, 9]), arena))]
 
 
 def _attends_fully(config: Any) -> bool:
