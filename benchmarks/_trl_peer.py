@@ -109,7 +109,7 @@ class Peer:
         )
         several = job.turns > 1
         self._clock = StepClock(common.CLOCKS[clock])
-        text = WORD.strip() + WORD * self._words
+        text = WORD * self._words
         rows = [{"prompt": [{"role": "user", "content": text}]}] * job.groups
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -155,9 +155,25 @@ class Peer:
         )
 
     def _fit(self, tokenizer: Any) -> None:
-        """Texts of about the wanted numbers of tokens; what comes out exactly is in `played`."""
-        self._words = max(0, self.job.prompt - (150 if self.job.turns > 1 else 12))
-        House.answer = WORD.strip() + WORD * max(0, self.job.observe - 16)
+        """Texts that give the wanted numbers of tokens, or what the template alone takes."""
+
+        def written(*messages: dict[str, Any], ask: bool = True) -> int:
+            return len(
+                tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=[House.look] if self.job.turns > 1 else None,
+                    add_generation_prompt=ask,
+                    return_dict=False,
+                )
+            )
+
+        asked = {"role": "user", "content": ""}
+        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer = {"role": "tool", "name": "look", "content": ""}
+        self._words = max(0, self.job.prompt - written(asked))
+        wrapped = written(asked, called, answer) - written(asked, called, ask=False)
+        House.answer = WORD * max(0, self.job.observe - wrapped)
 
     def _force(self) -> None:
         network = self.trainer.model
