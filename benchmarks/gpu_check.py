@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shape", choices=SHAPES, help="of random weights")
     parser.add_argument("--weights", help="a Hugging Face folder")
@@ -189,8 +189,8 @@ def random_model(folder: Path, shape: str, device: torch.device) -> Path:
     )
     torch.manual_seed(0)
     with device:
-        model = Qwen3ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
+        model: Any = Qwen3ForCausalLM(config)
+    model.to(dtype=torch.bfloat16).save_pretrained(folder)
     del model
     free(device)
     return folder
