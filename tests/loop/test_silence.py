@@ -19,6 +19,7 @@ from samples import TASK, scored
 from turncredit import config
 from turncredit.cli.train import begin, train
 from turncredit.core import registry
+from turncredit.core.errors import BackendError
 from turncredit.core.needs import Needs, needs_of
 from turncredit.core.types import Credit, Group, ScoredTrajectory
 from turncredit.credit import agentopsd, grpo, sdar
@@ -340,3 +341,16 @@ def test_slots_are_shared():
 
     asyncio.run(main())
     assert most == 2
+
+
+def test_an_error_of_a_look_beside_the_rollout_ends_the_run(tmp_path, monkeypatch):
+    calls = []
+
+    async def failing(*args, **kwargs):
+        calls.append(1)
+        raise BackendError("the scorer is out of order")
+
+    monkeypatch.setattr(teacher, "score", failing)
+    with pytest.raises(BackendError, match="out of order"):
+        run("agentopsd", tmp_path, "r", uneven=True, teacher={"skip_silent": False})
+    assert len(calls) == SIZE["tasks_per_update"]  # and none after the first update

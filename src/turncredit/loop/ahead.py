@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,11 +116,7 @@ class Rollouts:
         now, self._next = self._next, None
         self._now = now or await self._start(step, self._source(training))
         self._behind = ""
-        self._awaited = True
-        try:
-            batch = await self._now.task
-        finally:
-            self._awaited = False
+        batch = await self._waited(step, self._now)
         metrics = dict(batch.metrics)
         if self._level:
             metrics["async/staleness"] = float(step > 1)
@@ -193,6 +189,16 @@ class Rollouts:
         finally:
             if self._level:
                 await sampling.close()
+
+    async def _waited(self, step: int, now: Underway) -> Batch:
+        # At level 0 all of the rollout is waited for.
+        phase = self._accounts.phase(step, "waiting") if self._level else nullcontext()
+        self._awaited = True
+        try:
+            with phase:
+                return await now.task
+        finally:
+            self._awaited = False
 
     def _as_teacher(self, step: int) -> AbstractContextManager[None]:
         return self._accounts.phase(step, "teacher", teacher=True)
