@@ -19,7 +19,15 @@ pytest.importorskip("torch")
 import tiny_models
 import torch
 
-from turncredit.backends.local import Config, compiled, create, device, optimizer, quantized
+from turncredit.backends.local import (
+    Config,
+    adapter,
+    compiled,
+    create,
+    device,
+    optimizer,
+    quantized,
+)
 from turncredit.backends.local.clients import LocalTrainingClient
 from turncredit.backends.local.loading import load_policy
 from turncredit.core.datum import Datum
@@ -116,6 +124,31 @@ def test_large_models_on_a_cpu_use_its_units(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: units)
     assert device.choose_dtype(Config(), CPU, 10**9) is want
+
+
+def test_adapters_compute_in_the_format_of_the_model(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> dict[str, torch.Tensor]:
+        trained = await client(folder, tmp_path, dtype="bfloat16")
+        layers = trained._engine.policy.model.model.layers
+        matrix = layers[0].mlp.up_proj.lora_A["default"]
+        kinds: list[torch.dtype] = []
+        matrix.register_forward_hook(lambda _, x, y: kinds.extend([x[0].dtype, y.dtype]))
+        await steps(trained, 1)  # the first step's gradient of every A is 0
+        await trained.forward_backward(rows(), loss_fn="cross_entropy")
+        assert set(kinds) == {torch.bfloat16 if narrow else torch.float32}
+        assert {g.dtype for g in trained._trainer.gradients.values()} == {torch.float32}
+        assert {w.dtype for w in trained._trainer.weights.values()} == {torch.float32}
+        return trained._trainer.gradients
+
+    narrow = True
+    found = run(work())
+    narrow = False
+    monkeypatch.setattr(adapter, "follow_model", lambda *_: None)
+    wanted = run(work())
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).norm()) < 0.1 * float(gradient.norm()), name
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────

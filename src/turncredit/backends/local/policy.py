@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from turncredit.backends.local import attention
+from turncredit.backends.local import adapter, attention
 from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
 from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
@@ -28,6 +28,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 _ALIKE = 1e-3  # logits of two float32 paths through any healthy model are closer
+# The error of float32 logits against the canonical path, as the spread (largest minus smallest) over
+# the vocabulary, which bounds what the distance of any two can change by. Measured over 4,000
+# positions, with and without merged LoRA, prefills and single steps mixed: at most 4e-5 for
+# household-tiny up to 3,000 tokens, 8e-5 for random weights with logits up to 13, 9e-5 for
+# SmolLM2-135M with logits up to 35. Twice the largest is the least that is allowed.
+_NOISE = 2e-4
 _LEAN_SETS = 2  # fused weights kept: those of a snapshot, and of one that is compared with it
 
 
@@ -39,6 +45,8 @@ class Policy:
         device: where it is.
         vocabulary: number of ids its head scores.
         cached: incremental decoding works for this family (checked numerically when loaded).
+        size: parameters a token is multiplied with.
+        noise: bound of numerical noise in the distance of two logits, float32.
         fingerprint: hash of the architecture and of the frozen weights.
     """
 
@@ -54,9 +62,12 @@ class Policy:
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
+        self.size = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
+        self.size += head.weight.numel() if model.config.tie_word_embeddings else 0
         self._lean_sets: list[tuple[Mapping[str, torch.Tensor] | None, Lean]] = []
         self._mounted: Mapping[str, torch.Tensor] | None = None
         self._may_be_lean = False
+        self.noise = _NOISE
         self.cached = self._probe()
         self._may_be_lean = lean and self._leans()
         self.lora_rank = lora_rank
@@ -200,9 +211,13 @@ class Policy:
         rows = self._some_rows(150, 99)
         full = self.logits(self.full(rows))
         want = torch.stack([full[0, -1], full[1, 98]])
-        found = [*self._stepped(rows, (70, 5)), *self._stepped(rows, (149, 98))]
-        self._lean_sets.clear()
-        return all(torch.allclose(x, want, atol=_ALIKE) for x in found)
+        try:
+            found = [*self._stepped(rows, (70, 5)), *self._stepped(rows, (149, 98))]
+        except (NotImplementedError, RuntimeError):  # a device that lacks one of its operations
+            return False
+        finally:
+            self._lean_sets.clear()
+        return self._same(torch.stack(found), want, _ALIKE)
 
     def _padded(self, rows: list[list[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
@@ -236,8 +251,16 @@ class Policy:
             near, apart = self._stepped(rows, (5, 8))
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
-        found = [full[-1], near[0], apart[0]]
-        return all(torch.allclose(x, want[-1], atol=tolerance) for x in found)
+        return self._same(torch.stack([full[-1], near[0], apart[0]]), want[-1], tolerance)
+
+    def _same(self, found: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:
+        """Logits agree; a model noisier than those that were measured gets a wider bound."""
+        errors = found - want
+        if not float(errors.abs().max()) < tolerance:
+            return False
+        spread = float((errors.amax(-1) - errors.amin(-1)).max())
+        self.noise = max(self.noise, 4 * spread)
+        return True
 
     def _some_rows(self, *lengths: int) -> list[list[int]]:
         return [[(7 * i + 3) % self.vocabulary for i in range(n)] for n in lengths]
@@ -280,6 +303,7 @@ def _add_lora(model: PreTrainedModel, rank: int) -> Any:
     for parameter in model.parameters():
         if parameter.requires_grad:  # the adapter is trained in full precision on any base
             parameter.data = parameter.data.float()
+    adapter.follow_model(model, model.dtype)
     return config
 
 
