@@ -90,7 +90,8 @@ CASES = {
 def test_a_killed_run_goes_on_to_the_bit(name, tmp_path):
     method = name if name in ("grpo", "skillsd", "dapo", "ucob") else "agentopsd"
     straight = run(method, tmp_path, "straight", **CASES[name])
-    for saved in range(1, STEPS):
+    # Where a teacher outlives updates, every save point is another case.
+    for saved in range(1, STEPS) if name.startswith("stale") else (2,):
         same(cut(straight, tmp_path / f"cut{saved}", saved), straight)
 
 
