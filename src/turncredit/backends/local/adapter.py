@@ -29,5 +29,5 @@ def follow_model(model: Any, dtype: torch.dtype) -> None:
                 matrix.forward = partial(_narrowed, matrix)
 
 
-def _narrowed(matrix: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def _narrowed(matrix: Any, x: torch.Tensor) -> torch.Tensor:
     return linear(x, matrix.weight.to(x.dtype))
