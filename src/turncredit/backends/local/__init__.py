@@ -42,7 +42,10 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = field(
         default="auto", metadata={"help": "auto: float32 for small models on the CPU"}
     )
-    threads: int = field(default=0, metadata={"help": "torch threads; 0 keeps torch's choice"})
+    threads: int = field(
+        default=0,
+        metadata={"help": "torch threads; 0: torch's choice, one for small decoding steps"},
+    )
     max_batch: int = field(default=64, metadata={"help": "rows decoded together"})
     batch_tokens: int = field(
         default=4096, metadata={"help": "tokens of one training, scoring or prefill pass"}

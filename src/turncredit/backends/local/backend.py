@@ -125,6 +125,7 @@ class LocalBackend:
                 batch_tokens=self.config.batch_tokens,
                 cache_bytes=int(self.config.cache_gib * 2**30),
                 reuse=self.config.reuse_prefixes,
+                few_threads=not self.config.threads,
             )
             passes = Passes(
                 policy,

@@ -22,7 +22,7 @@ class Chunk:
 
 
 class Cached:
-    """Stores what the N new tokens of a chunk bring, and lets each look at its own row up to itself.
+    """Stores what the N new tokens of a chunk bring, and lets each look at its row up to itself.
 
     Attributes:
         ids: (N,), row after row without pads.
@@ -60,17 +60,17 @@ class Cached:
         self._arena.put(layer, self._arena_rows, self.positions, torch.cat([k, v], dim=1))
         if self._masks:
             return self._row_by_row(layer, q, k, v)
-        keys, values = (self._stretch.read(x, self._shown) for x in self._arena.layer(layer))
         if self._at is None:
-            out = self._stretch.spread(q.unsqueeze(2), 0.0)
-            return self._stretch.gather(_attend(out, keys, values, self._mask, self._scale))[
-                :, :, 0
-            ]
+            return self._together(layer, q.unsqueeze(2))[:, :, 0]
         padded = q.new_zeros(len(self._counts), self._longest, *q.shape[1:])
         padded[self._at] = q
-        wanted = self._stretch.spread(padded.transpose(1, 2), 0.0)
-        out = self._stretch.gather(_attend(wanted, keys, values, self._mask, self._scale))
-        return out.transpose(1, 2)[self._at]
+        return self._together(layer, padded.transpose(1, 2)).transpose(1, 2)[self._at]
+
+    def _together(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """(B, Hq, T, d) → the same, all rows at once."""
+        keys, values = (self._stretch.read(x, self._shown) for x in self._arena.layer(layer))
+        wanted = self._stretch.spread(q, 0.0)
+        return self._stretch.gather(_attend(wanted, keys, values, self._mask, self._scale))
 
     def _row_by_row(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -81,11 +81,12 @@ class Cached:
             at, mask = slice(self._ends[b] - self._counts[b], self._ends[b]), self._masks[b]
             wanted = q[at].transpose(0, 1)[None]
             if mask is None:  # nothing is stored before these tokens
-                own = (x[at].transpose(0, 1)[None] for x in (k, v))
-                out.append(_attend_causally(wanted, *own, self._scale)[0].transpose(0, 1))
-                continue
-            seen = (x[row : row + 1, :, : mask.shape[-1]] for x in (keys, values))
-            out.append(_attend(wanted, *seen, mask, self._scale)[0].transpose(0, 1))
+                key, value = (x[at].transpose(0, 1)[None] for x in (k, v))
+                seen = _attend_causally(wanted, key, value, self._scale)
+            else:
+                key, value = (x[row : row + 1, :, : mask.shape[-1]] for x in (keys, values))
+                seen = _attend(wanted, key, value, mask, self._scale)
+            out.append(seen[0].transpose(0, 1))
         return torch.cat(out)
 
     def _batch_mask(self) -> torch.Tensor:

@@ -15,11 +15,9 @@ from turncredit.backends.local.cached import Chunk
 from turncredit.backends.local.noise import Draw, choose
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.slots import MIN_FORK, Slot, Slots, as_bytes, common
+from turncredit.backends.local.threads import threads_for
 from turncredit.core.protocols import Sample, SamplingParams
 
-# Logits of one row differ by up to ~5e-5 between batch shapes in float32; a choice closer than
-# this is made again by the canonical path (one row, no cache), so ids never depend on the batch.
-_NOISE = 1e-3
 _LOOK_AHEAD = 64  # positions reserved for an action when its row is admitted
 _WORTH = 32  # tokens of a common prefix for which a row waits until another has computed them
 
@@ -79,15 +77,24 @@ class Decoder:
         batch_tokens: tokens of one prefill pass.
         cache_bytes: for keys and values.
         reuse: keep rows between turns and share common prefixes.
+        few_threads: give small passes one thread.
     """
 
     def __init__(
-        self, policy: Policy, *, batch_tokens: int, cache_bytes: int, reuse: bool = True
+        self,
+        policy: Policy,
+        *,
+        batch_tokens: int,
+        cache_bytes: int,
+        reuse: bool = True,
+        few_threads: bool = False,
     ) -> None:
         self._policy, self._batch_tokens, self._reuse = policy, batch_tokens, reuse
+        self._few_threads = few_threads and policy.device.type == "cpu"
         self._arena = Arena(policy.cache_shape())
         self.slots = Slots(self._arena, budget_bytes=cache_bytes, reuse=reuse)
         self.rechecked = 0  # choices made again by the canonical path
+        self.preempted = 0  # rows that lost their place while they were sampled
 
     def admit(self, rows: list[Row]) -> list[Row]:
         """Give rows their place in the cache; returns those that found one.
@@ -130,15 +137,18 @@ class Decoder:
                 out.append([row])
         return out
 
-    @torch.no_grad()
     def advance(self, rows: list[Row]) -> None:
         """Sample the next token of each row, after computing what is not stored of it.
 
         A row that lost its place in the cache, before or here, is left as it is (see `taken`).
         """
-        rows = self._seated(rows)
-        if not rows:
-            return
+        if rows := self._seated(rows):
+            new = sum(row.length - row.stored for row in rows)
+            with threads_for(new * self._policy.size if self._few_threads else torch.inf):
+                self._sample(rows)
+
+    @torch.no_grad()
+    def _sample(self, rows: list[Row]) -> None:
         self._policy.mount(rows[0].weights)
         logits = self._policy.logits(self._hidden(rows))
         draw = Draw(
@@ -147,8 +157,11 @@ class Decoder:
             temperature=[r.params.temperature for r in rows],
             top_p=[r.params.top_p for r in rows],
         )
-        chosen, doubtful = choose(logits, draw, tolerance=_NOISE if self._policy.exact else 0.0)
+        tolerance = self._policy.noise if self._policy.exact else 0.0
+        chosen, doubtful = choose(logits, draw, tolerance=tolerance)
         if self._policy.exact:
+            # A choice within the noise is made again by the canonical path (one row, no cache), so
+            # ids depend neither on the batch nor on how a pass is computed.
             for b in doubtful.nonzero()[:, 0].tolist():
                 logits[b] = self._policy.fresh_logits(rows[b].ids)
                 chosen[b] = choose(logits[b : b + 1], draw.row(b), tolerance=0.0)[0][0]
@@ -170,6 +183,7 @@ class Decoder:
         gone = [row for row in rows if row.slot and row.slot.lost]
         for row in gone:
             row.slot, row.stored = None, 0
+        self.preempted += len(gone)
         return gone
 
     def _waits(self, owner: str, ids: bytes, computing: list[bytes]) -> bool:

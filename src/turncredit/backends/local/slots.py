@@ -199,7 +199,7 @@ class Slots:
             self._slots.remove(slot)
 
     def _fit(self) -> None:
-        """Make the arena hold all busy slots at their length, and idle ones as the budget allows."""
+        """Make the arena hold the busy slots, and the idle ones as far as the budget allows."""
         positions = self._positions()
         allowed = self._rows_of(positions)
         # Idle rows go first, the oldest before all; of the busy ones the latest goes first.
