@@ -28,11 +28,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 _ALIKE = 1e-3  # logits of two float32 paths through any healthy model are closer
-# The error of float32 logits against the canonical path, as the spread (largest minus smallest) over
-# the vocabulary, which bounds what the distance of any two can change by. Measured over 4,000
-# positions, with and without merged LoRA, prefills and single steps mixed: at most 4e-5 for
-# household-tiny up to 3,000 tokens, 8e-5 for random weights with logits up to 13, 9e-5 for
-# SmolLM2-135M with logits up to 35. Twice the largest is the least that is allowed.
+# The error of float32 logits against the canonical path, as its spread (largest minus smallest)
+# over the vocabulary, which bounds the change of any distance. Measured over 2,500 positions, with
+# modules and lean, prefills and single steps mixed: at most 4e-5 for household-tiny up to 3,000
+# tokens, 8e-5 for random weights with logits up to 13, 9e-5 for SmolLM2-135M with logits up to 35.
+# Twice the largest is the least that is allowed.
 _NOISE = 2e-4
 _LEAN_SETS = 2  # fused weights kept: those of a snapshot, and of one that is compared with it
 
