@@ -80,7 +80,7 @@ class Config:
     )
     checkpointing: Literal["auto", "on", "off"] = field(
         default="auto",
-        metadata={"help": "keep layer inputs only; auto: in passes above --activation-gib"},
+        metadata={"help": "keep layer inputs only; auto: where one row exceeds --activation-gib"},
     )
     activation_gib: float = field(
         default=4.0, metadata={"help": "memory for what a training pass keeps of its layers, GiB"}

@@ -6,18 +6,20 @@ disagrees (recurrent layers, windows, an attention of its own) is run on padded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from turncredit.backends.local import attention
 from turncredit.backends.local.kernels import Kernel, candidates
+from turncredit.backends.local.lean import Lean
 from turncredit.backends.local.packed import Layout, Stem
 from turncredit.backends.local.packs import Index, Pack, Padded, Tree, forest
 from turncredit.backends.local.policy import Policy
@@ -41,6 +43,18 @@ class States:
     places: Callable[[int, Index], Index]
 
 
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A pack, and the number in it of each row it was made of."""
+
+    pack: Pack
+    number: Mapping[int, int]
+
+    def places(self, row: int, at_T: Index) -> Index:
+        """Where tokens of a row are in the pack."""
+        return self.pack.places(self.number[row], at_T)
+
+
 @dataclass(slots=True)
 class Passes:
     """How a policy runs over whole rows.
@@ -49,7 +63,8 @@ class Passes:
         policy: the network.
         share: rows of one key share their beginning.
         checkpointing: on: activations are computed again in the backward pass, layer by layer;
-            auto: in passes whose activations would take more than `activation_bytes`.
+            auto: where those of a pass would take more than `activation_bytes`. Passes are not
+            filled so far, hence only a row that exceeds it alone is checkpointed.
         activation_bytes: see there.
     """
 
@@ -82,22 +97,61 @@ class Passes:
             with self._saving(longest * len(ids)):
                 hidden = self.policy.full(ids)
             return States(hidden.flatten(0, 1), Padded(longest).places)
-        if not self.share:
-            rows = [(i, ids, 0) for i, (_, ids, _) in enumerate(rows)]
-        trees, members = zip(*forest(rows), strict=True)
-        pack = Pack(trees)
-        number = {row: i for i, row in enumerate(row for same in members for row in same)}
-        return States(self.run(pack), lambda row, at_T: pack.places(number[row], at_T))
+        laid = self._lay(rows)
+        return States(self.run(laid.pack), laid.places)
+
+    def read(
+        self,
+        rows: Sequence[tuple[Hashable, list[int], int]],
+        at_N: Sequence[Index],
+        lean: Lean | None = None,
+    ) -> list[torch.Tensor]:
+        """The states that are wanted of rows (see `states`), per row (n, d), by `lean` or not."""
+        if self.kernel is None:
+            states = self.states(rows)
+            return [states.hidden[states.places(b, at)] for b, at in enumerate(at_N)]
+        laid = self._lay(rows)
+        places = [laid.places(b, at) for b, at in enumerate(at_N)]
+        wanted = torch.as_tensor(np.concatenate(places), device=self.policy.device)
+        return list(self.run(laid.pack, lean=lean, wanted=wanted).split([len(p) for p in places]))
 
     def run(
-        self, pack: Pack, *, stem: Stem | None = None, keep: Stem | None = None
+        self,
+        pack: Pack,
+        *,
+        stem: Stem | None = None,
+        keep: Stem | None = None,
+        lean: Lean | None = None,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states (N, d) of a pack with the mounted weights."""
+        """Hidden states of a pack with the mounted weights.
+
+        Args:
+            pack: N tokens.
+            stem: keys and values that all rows of the pack go on from.
+            keep: where to leave the pack's own keys and values.
+            lean: the same weights without modules, where no gradient is wanted.
+            wanted: (M,) which states are asked for; None: all.
+
+        Returns:
+            (M, d) or (N, d).
+        """
         kernel = self.kernel
         if kernel is None:
             raise NotImplementedError("packs")
+        layout = Layout.of(pack, kernel, stem=stem, keep=keep)
+        if lean is not None:
+            return _run_lean(lean, pack, layout, self.policy.device, wanted)
         with self._saving(len(pack)):
-            return run_pack(self.policy, pack, Layout.of(pack, kernel, stem=stem, keep=keep))
+            hidden = run_pack(self.policy, pack, layout)
+        return hidden if wanted is None else hidden[wanted]
+
+    def _lay(self, rows: Sequence[tuple[Hashable, list[int], int]]) -> _Laid:
+        if not self.share:
+            rows = [(i, ids, 0) for i, (_, ids, _) in enumerate(rows)]
+        trees, members = zip(*forest(rows), strict=True)
+        order = [row for same in members for row in same]
+        return _Laid(Pack(trees), {row: i for i, row in enumerate(order)})
 
     def _known(self) -> list[Kernel]:
         model = self.policy.model
@@ -114,12 +168,21 @@ class Passes:
         with recomputed(self.policy):
             yield
 
+    def room(self, most: int) -> int:
+        """How many of `most` tokens a training pass may have, so as not to need checkpoints."""
+        if self.checkpointing != "auto":
+            return most
+        return max(1, min(most, int(self.activation_bytes / self._bytes_per_token())))
+
     def _wants_checkpoints(self, tokens: int) -> bool:
         if self.checkpointing != "auto":
             return self.checkpointing == "on"
+        return tokens * self._bytes_per_token() > self.activation_bytes
+
+    def _bytes_per_token(self) -> float:
         if self._token_bytes is None:
             self._token_bytes = activation_bytes_per_token(self.policy)
-        return tokens * self._token_bytes > self.activation_bytes
+        return self._token_bytes
 
 
 def run_pack(policy: Policy, pack: Pack, layout: Layout) -> torch.Tensor:
@@ -130,19 +193,29 @@ def run_pack(policy: Policy, pack: Pack, layout: Layout) -> torch.Tensor:
     return policy.run(positions, layout, input_ids=ids)[0]
 
 
+def _run_lean(
+    lean: Lean, pack: Pack, layout: Layout, device: torch.device, wanted: torch.Tensor | None
+) -> torch.Tensor:
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return layout.attend(layer, *heads_first, lean.scale)[0]
+
+    ids, positions = (torch.tensor(x, device=device) for x in (pack.ids, pack.positions))
+    return lean.hidden(ids, positions, attend, wanted)
+
+
 @contextmanager
 def recomputed(policy: Policy) -> Iterator[None]:
     """Within, layers keep their inputs alone, and run again when the backward pass needs more."""
     layers = policy.layers()
-    for layer in layers:
-        layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
-        )
+    forwards = [layer.forward for layer in layers]
+    for layer, forward in zip(layers, forwards, strict=True):
+        layer.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward  # the class's own one shows again
+        for layer, forward in zip(layers, forwards, strict=True):
+            layer.forward = forward
 
 
 def activation_bytes_per_token(policy: Policy) -> float:

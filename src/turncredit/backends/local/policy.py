@@ -21,6 +21,7 @@ from turncredit.backends.local import adapter, attention
 from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
 from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
+from turncredit.backends.local.lighter import lighten
 from turncredit.backends.local.packed import Layout
 from turncredit.core.errors import ConfigError
 
@@ -74,6 +75,7 @@ class Policy:
         self.peft_config = _add_lora(model, lora_rank) if lora_rank else None
         if not lora_rank:
             model.requires_grad_(True)
+        lighten(model)
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
     @property

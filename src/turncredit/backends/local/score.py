@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from turncredit.backends.local.lean import Lean
 from turncredit.backends.local.packed import Stem
 from turncredit.backends.local.packs import Index, Pack, Tree
 from turncredit.backends.local.passes import Passes
@@ -192,15 +193,16 @@ def answer(
     """
     policy, seen = passes.policy, set[bytes | int]()
     policy.mount(weights)
+    lean = policy.lean(weights)
     shared: list[int] = []
     for question in questions:
         shared.append(question.shared if passes.shares and question.key in seen else 0)
         seen.add(question.key)
     if len(seen) == 1 and any(shared) and _tokens(passes, questions) > batch_tokens:
-        states = _after_stem(passes, questions, batch_tokens)
+        states = _after_stem(passes, questions, batch_tokens, lean)
     else:
-        found = passes.states([(q.key, q.needed, q.shared) for q in questions])
-        states = (found.hidden[found.places(b, q.at_N - 1)] for b, q in enumerate(questions))
+        rows = [(q.key, q.needed, q.shared) for q in questions]
+        states = passes.read(rows, [q.at_N - 1 for q in questions], lean)
     read = [
         q.read(policy, hidden, q.ids, q.at_N) for q, hidden in zip(questions, states, strict=True)
     ]
@@ -208,18 +210,22 @@ def answer(
 
 
 def _after_stem(
-    passes: Passes, questions: Sequence[Question], batch_tokens: int
+    passes: Passes, questions: Sequence[Question], batch_tokens: int, lean: Lean | None
 ) -> Iterator[torch.Tensor]:
     """Predicting states of rows that share a beginning: its keys and values are computed once."""
     length = questions[0].shared
     stem = Stem(length)
-    passes.run(Pack([Tree([], [questions[0].ids[:length]])]), keep=stem)
+    beginning = Pack([Tree([], [questions[0].ids[:length]])])
+    nothing = torch.zeros(0, dtype=torch.int64, device=passes.policy.device)
+    passes.run(beginning, keep=stem, lean=lean, wanted=nothing)
     tails = [question.needed[length:] for question in questions]
     for first, last in _cut([len(tail) for tail in tails], batch_tokens):
         pack = Pack([Tree([], tails[first:last])], stem=length)
-        hidden = passes.run(pack, stem=stem)
-        for row, question in enumerate(questions[first:last]):
-            yield hidden[pack.places(row, question.at_N - 1 - length)]
+        some = questions[first:last]
+        places = [pack.places(row, q.at_N - 1 - length) for row, q in enumerate(some)]
+        wanted = torch.as_tensor(np.concatenate(places), device=passes.policy.device)
+        hidden = passes.run(pack, stem=stem, lean=lean, wanted=wanted)
+        yield from hidden.split([len(p) for p in places])
 
 
 def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:

@@ -103,12 +103,13 @@ class Trainer:
 
     def micro_batches(self, data: Sequence[Datum], batch_tokens: int) -> list[list[int]]:
         """Indices of rows per pass of `batch_tokens` computed tokens or fewer."""
+        most = self.passes.room(batch_tokens)
         rows = [trained_row(row) for row in data]
         if self.passes.kernel is None:
-            return padded([len(ids) for _, ids, _ in rows], batch_tokens)
+            return padded([len(ids) for _, ids, _ in rows], most)
         if not self.passes.share:
             rows = [(i, ids, 0) for i, (_, ids, _) in enumerate(rows)]
-        return packed([(key, len(ids), shared) for key, ids, shared in rows], batch_tokens)
+        return packed([(key, len(ids), shared) for key, ids, shared in rows], most)
 
     def accumulate(self, rows: Sequence[Datum], spec: LossSpec, tally: Tally) -> list[Array]:
         """Add the gradient of the summed loss of `rows`; returns new log-probs, (T,) each.
