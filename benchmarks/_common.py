@@ -21,7 +21,7 @@ from typing import Any
 
 # Waiting threads must not spin: whoever else wants a core would be slowed 4-16 times by it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler counts bytes; it need not say so
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts bytes; it need not say so
 
 import numpy as np
 import torch

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,15 @@ BAR = re.compile(r"^bar \S+ \S+ \S+ (pass|fail)$", re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
-def _as_a_script_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_a_script_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The folder is on the path; one thread, since other tests run beside."""
+    import torch
+
     monkeypatch.syspath_prepend(str(HERE))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_forced_games_have_exactly_the_tokens_of_the_job() -> None:
