@@ -183,6 +183,19 @@ class Policy:
         logits = self._head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
+    def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Slopes (n, d) of the logits of tokens by the state that predicts them."""
+        return self._head.weight[ids]
+
+    def through_head(self, slope: torch.Tensor) -> torch.Tensor:
+        """From the slope by logits, (n, V), that by the state, (n, d)."""
+        return slope.to(self._head.weight.dtype) @ self._head.weight
+
+    @property
+    def head_is_plain(self) -> bool:
+        """Its weights can be read (packed ones cannot)."""
+        return type(self._head) is nn.Linear
+
     @property
     def head_is_trained(self) -> bool:
         """A gradient by the head's weights is wanted."""
