@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class Policy:
         model: the causal LM (with LoRA layers inside when the rank is positive).
         device: where it is.
         vocabulary: number of ids its head scores.
+        positions: tokens of its longest row.
         cached: incremental decoding works for this family (checked numerically when loaded).
         size: parameters a token is multiplied with.
         noise: bound of numerical noise in the distance of two logits, float32.
@@ -60,6 +62,8 @@ class Policy:
             raise ConfigError(f"{type(model).__name__} has no linear LM head")
         self._head = head
         self.vocabulary = head.weight.shape[0]
+        config: Any = model.config.get_text_config()
+        self.positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
