@@ -40,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
         model = args.model or backend.get("base_model", "")
         totals = Ledger.resume(folder.ledger()).totals()
         price = prices.find(service, model)
+        by = str(price or missing(service, model, prices))
         print(f"{place}")
-        print("\n".join(lines(priced(totals, price), str(price or missing(service, model)))))
+        print("\n".join(lines(priced(totals, price), by)))
     return 0
 
 
