@@ -49,6 +49,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "backend": {
         "local": "turncredit.backends.local",
+        "pytrio": "turncredit.backends.pytrio",
         "tabular": "turncredit.backends.tabular",
     },
     "hint": {
@@ -75,6 +76,8 @@ EXTRAS: Mapping[str, str] = {
     "textworld": "textworld",
     "alfworld": "textworld",
     "matplotlib": "plot",
+    "pytrio": "pytrio",
+    "msgpack": "pytrio",
 }
 
 

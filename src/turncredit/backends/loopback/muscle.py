@@ -75,6 +75,7 @@ class Saved:
         path: what the backend gave, or "" for weights that are only in memory.
         sampler_path: of a training state, its weights alone.
         expires: seconds of the clock, or None.
+        about: what was said of the run when it was opened.
     """
 
     run: str
@@ -83,6 +84,7 @@ class Saved:
     path: str
     sampler_path: str = ""
     expires: float | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -233,6 +235,7 @@ class Muscle:
                 path=path,
                 sampler_path=weights,
                 expires=self._until(ttl),
+                about=found.about,
             )
         )
 
@@ -262,6 +265,7 @@ class Muscle:
                 name=name,
                 path=path,
                 expires=self._until(ttl),
+                about=found.about,
             )
         )
 

@@ -1,0 +1,395 @@
+"""The SDK's sampling and training clients behind ours."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+import numpy as np
+
+from turncredit.backends import contract
+from turncredit.backends.hosted import faults, uris
+from turncredit.backends.hosted.calls import Calls
+from turncredit.backends.hosted.normalise import prescaled, prompt_logprobs
+from turncredit.backends.hosted.shift import Shifted, shift, spread
+from turncredit.backends.hosted.tally import tally, window
+from turncredit.backends.pytrio import CAPABILITIES, Config, versions
+from turncredit.backends.pytrio.errors import translated
+from turncredit.core.datum import Datum
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.losses import LossSpec, parse_loss
+from turncredit.core.protocols import (
+    AdamParams,
+    ForwardBackwardOutput,
+    Sample,
+    SampleResult,
+    SamplingParams,
+    ScoreResult,
+)
+from turncredit.core.types import Array, Ids, Usage
+
+T = TypeVar("T")
+
+_TEMPORARY_S = 6 * 3600  # the SDK's lifetime of temporary weights
+_SLOW_STEP_S = 2 * 3600
+_NAMED_S = 7 * 24 * 3600
+
+# What the SDK counts as active in cross-entropy are targets with a weight, and it counts no
+# advantages there: the service's divisors change their meaning.
+_OF_CROSS_ENTROPY = {"token_mean": "advantage_token_mean", "advantage_token_mean": "token_sum"}
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all clients of a backend use.
+
+    Attributes:
+        usage: tokens so far, counted here: the SDK tells them for sampling only.
+        reduction: what the service makes of per-token losses.
+    """
+
+    config: Config
+    trio: ModuleType
+    calls: Calls
+    vocabulary: Callable[[], int]
+    reduction: str
+    usage: Usage = field(default_factory=Usage)
+
+    def count(self, usage: Usage) -> Usage:
+        """Add `usage` and return it."""
+        self.usage = self.usage + usage
+        return usage
+
+    async def call(
+        self,
+        what: str,
+        make: Callable[[], Awaitable[T]],
+        *,
+        repeat: bool = False,
+        estimate: Usage | None = None,
+    ) -> T:
+        """One call, with its deadline and our errors."""
+
+        async def attempt() -> T:
+            with translated(what):
+                return await make()
+
+        return await self.calls.run(
+            attempt, what=f"PyTRIO, {what}", repeat=repeat, estimate=estimate
+        )
+
+
+class PytrioSamplingClient:
+    """Bound to one set of weights on the service.
+
+    Args:
+        shared: of the backend.
+        client: the SDK's.
+        ends: when its weights end, in seconds of `time.monotonic`; None: they stay.
+    """
+
+    def __init__(self, shared: Shared, client: Any, *, ends: float | None = None) -> None:
+        self.snapshot_id = versions.sampling_id(client)
+        self._shared, self._client, self._ends = shared, client, ends
+
+    async def sample(
+        self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
+    ) -> SampleResult:
+        """Sample continuations of `prompt` (sample i uses `params.seed + i`)."""
+        client, ids = self._open(prompt)
+        trio = self._shared.trio
+        asked = trio.SamplingParams(
+            max_tokens=params.max_tokens,
+            seed=params.seed,
+            stop=list(params.stop_ids) or None,
+            temperature=params.temperature,
+            top_p=params.top_p,
+        )
+        estimate = Usage(
+            prefill=len(ids) * num_samples,
+            cached=None,
+            sampled=params.max_tokens * num_samples,
+            requests=1,
+        )
+        found = await self._shared.call(
+            "sampling",
+            lambda: client.sample_async(
+                trio.ModelInput.from_ints(ids),
+                num_samples=num_samples,
+                sampling_params=asked,
+                return_text=False,
+            ),
+            repeat=True,
+            estimate=estimate,
+        )
+        samples = tuple(_sample(each, params.stop_ids) for each in found.sequences)
+        if len(samples) != num_samples:
+            raise BackendError(f"PyTRIO gave {len(samples)} samples, asked for {num_samples}")
+        usage = Usage(
+            prefill=found.input_tokens or len(ids) * num_samples,
+            cached=None,
+            sampled=sum(len(each.tokens) for each in samples),
+            requests=1,
+        )
+        return SampleResult(
+            samples=samples, snapshot_id=self.snapshot_id, usage=self._shared.count(usage)
+        )
+
+    async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
+        """Score `tokens`; all of them, for the service knows no less.
+
+        It samples, and bills, one token more.
+        """
+        client, ids = self._open(tokens)
+        cost = Usage(prefill=len(ids), cached=None, sampled=1, requests=1)
+        found = await self._shared.call(
+            "scoring",
+            lambda: client.compute_logprobs_async(self._shared.trio.ModelInput.from_ints(ids)),
+            repeat=True,
+            estimate=cost,
+        )
+        return ScoreResult(
+            logprobs=prompt_logprobs(found, len(ids)),
+            snapshot_id=self.snapshot_id,
+            usage=self._shared.count(cost),
+        )
+
+    async def close(self) -> None:
+        """Forget the client; temporary weights end by themselves."""
+        self._client = None
+
+    def _open(self, tokens: Ids) -> tuple[Any, list[int]]:
+        if self._client is None:
+            raise BackendError(f"sampling client {self.snapshot_id} is closed; take a new one")
+        if self._ends is not None and time.monotonic() > self._ends:
+            raise faults.SnapshotExpired(
+                f"the temporary weights of {self.snapshot_id} have ended after 6 hours; "
+                "--snapshots named keeps them"
+            )
+        ids = [int(i) for i in tokens]
+        if not ids:
+            raise ConfigError("no tokens: a prompt needs at least one")
+        return self._client, ids
+
+
+def _sample(found: Any, stop_ids: tuple[int, ...]) -> Sample:
+    tokens, logprobs = tuple(found.tokens), tuple(found.logprobs)
+    if len(tokens) != len(logprobs):
+        raise BackendError(f"PyTRIO gave {len(logprobs)} log-probs for {len(tokens)} tokens")
+    reason: Literal["stop", "length"] = "stop" if found.stop_reason == "stop" else "length"
+    if tokens and tokens[-1] in stop_ids:
+        reason = "stop"
+    return Sample(tokens=tokens, logprobs=logprobs, stop_reason=reason)
+
+
+class PytrioTrainingClient:
+    """A training run on the service.
+
+    After a call of unknown effect it refuses everything: the way back is a new client from the
+    last saved state.
+    """
+
+    def __init__(self, shared: Shared, client: Any) -> None:
+        self.base_model = shared.config.base_model
+        self._shared, self._client = shared, client
+        self._lost = ""
+        self._pending = False
+        self._steps = 0
+        self._states: dict[str, tuple[int, str]] = {}  # name → steps then, URI
+        self._last_snapshot: float | None = None
+
+    async def save_weights_and_get_sampling_client(self) -> PytrioSamplingClient:
+        """Save the weights, for 6 hours or under a name of their own, and open them."""
+        self._check_usable()
+        now, before = time.monotonic(), self._last_snapshot
+        self._last_snapshot = now
+        slow = before is not None and now - before > _SLOW_STEP_S
+        wanted = self._shared.config.snapshots
+        if wanted == "named" or (wanted == "auto" and slow):
+            return PytrioSamplingClient(self._shared, await self._named())
+        client = await self._shared.call(
+            "taking a snapshot", self._client.save_weights_and_get_sampling_client_async
+        )
+        return PytrioSamplingClient(self._shared, client, ends=now + _TEMPORARY_S)
+
+    async def forward_backward(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+    ) -> ForwardBackwardOutput:
+        """Accumulate gradients of the sum over action tokens.
+
+        Advantages are sent multiplied by what the service divides by.
+
+        Raises:
+            ConfigError: a loss, term or setting the service does not have.
+            StateUncertain: nobody knows whether the gradients were added.
+        """
+        loss = _checked_loss(loss_fn, loss_fn_config)
+        contract.check_rows(data, loss, self._shared.vocabulary())
+        if not data:
+            return ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
+        wire = prescaled([shift(row) for row in data], self._reduction(loss))
+        sent = [self._datum(row, loss) for row in wire]
+        cost = Usage(trained=sum(len(row.inputs) for row in wire), cached=None, requests=1)
+
+        async def make() -> Any:
+            future = await self._client.forward_backward_async(
+                sent, loss_fn=loss.policy, loss_fn_config=dict(window(loss))
+            )
+            return await future
+
+        found = await self._train("forward_backward", make, cost)
+        self._pending = self._pending or any(row.advantages.any() for row in data)
+        new = _logprobs(found.loss_fn_outputs, data)
+        own = {f"service_{name}": float(value) for name, value in found.metrics.items()}
+        return ForwardBackwardOutput(
+            logprobs=new,
+            metrics={**own, **tally(data, new, loss)},
+            usage=self._shared.count(cost),
+        )
+
+    async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """One AdamW step.
+
+        Raises:
+            StateUncertain: nobody knows whether it was made.
+        """
+        asked = self._shared.trio.AdamParams(
+            learning_rate=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+            grad_clip_norm=params.grad_clip_norm,
+        )
+
+        async def make() -> Any:
+            return await (await self._client.optim_step_async(asked))
+
+        found = await self._train("optim_step", make, Usage())
+        self._pending = False
+        self._steps += 1
+        metrics = {name: float(value) for name, value in found.metrics.items()}
+        norms = [value for name, value in metrics.items() if name.endswith("grad_norm")]
+        return {**metrics, "grad_norm": norms[0] if norms else float("nan")}
+
+    async def save_state(self, name: str) -> str:
+        """Save weights and optimizer on the service; returns their `trio://` URI.
+
+        Raises:
+            BackendError: gradients are waiting for their optimizer step.
+        """
+        self._check_usable()
+        if self._pending:
+            raise BackendError("gradients are pending: call optim_step before save_state")
+        if name in self._states and self._states[name][0] == self._steps:
+            return self._states[name][1]
+
+        async def make() -> Any:
+            return await (await self._client.save_state_async(name, overwrite=True))
+
+        found = await self._shared.call("save_state", make)
+        self._states[name] = self._steps, str(found.path)
+        return str(found.path)
+
+    async def save_weights_for_sampler(self, name: str) -> str:
+        """Save the weights for sampling; returns their `trio://` URI.
+
+        A training state of the same name is kept beside them (nothing trains from sampler
+        weights), unless this step's is there already.
+        """
+        self._check_usable()
+        await self.save_state(name)
+        return await self._save_sampler(name, None)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    async def _named(self) -> Any:
+        uri = await self._save_sampler(f"snapshot-{uuid4().hex}", _NAMED_S)
+        return await self._shared.call(
+            "opening a snapshot", lambda: self._client.create_sampling_client_async(uri)
+        )
+
+    async def _save_sampler(self, name: str, ttl: int | None) -> str:
+        async def make() -> Any:
+            return await (await self._client.save_weights_for_sampler_async(name, ttl_seconds=ttl))
+
+        found = await self._shared.call("save_weights_for_sampler", make)
+        return str(uris.sampler(str(found.path), "trio"))
+
+    def _reduction(self, loss: LossSpec) -> str:
+        reduction = self._shared.reduction
+        if loss.policy == "cross_entropy":
+            return _OF_CROSS_ENTROPY.get(reduction, reduction)
+        return reduction
+
+    def _datum(self, row: Shifted, loss: LossSpec) -> Any:
+        trio = self._shared.trio
+        inputs: dict[str, Any] = {"target_tokens": np.asarray(row.targets, np.int64)}
+        advantages = np.asarray(row.advantages, np.float32)
+        if loss.policy == "cross_entropy":
+            inputs["weights"] = advantages
+        else:
+            inputs["logprobs"] = np.asarray(row.logprobs, np.float32)
+            inputs["advantages"] = advantages
+        return trio.Datum(
+            model_input=trio.ModelInput.from_ints(row.inputs.tolist()), loss_fn_inputs=inputs
+        )
+
+    def _check_usable(self) -> None:
+        if self._lost:
+            raise faults.uncertain("PyTRIO", "an earlier training call", self._lost)
+
+    async def _train(self, what: str, make: Callable[[], Awaitable[T]], cost: Usage) -> T:
+        """A call that changes the run: never repeated, and if its end is unknown, the last."""
+        self._check_usable()
+        try:
+            return await self._shared.call(what, make, estimate=cost)
+        except (faults.InvalidRequest, faults.AuthFailed, faults.BillingStopped):
+            raise  # refused: nothing was changed
+        except faults.StateUncertain as error:
+            self._lost = str(error)
+            raise
+        except BackendError as error:
+            self._lost = str(error)
+            raise faults.uncertain("PyTRIO", what, str(error)) from error
+        except asyncio.CancelledError:
+            self._lost = f"{what} was cancelled on the way"
+            raise
+
+
+def _checked_loss(loss_fn: str, config: Mapping[str, float] | None) -> LossSpec:
+    """A loss this service has.
+
+    Raises:
+        ConfigError: names what it lacks, and who has it.
+    """
+    loss = parse_loss(loss_fn, config)
+    has = ", ".join(sorted(CAPABILITIES.losses))
+    if loss.policy not in CAPABILITIES.losses:
+        raise ConfigError(
+            f'PyTRIO has no loss "{loss.policy}" (it has: {has}): use --backend local'
+        )
+    if loss.terms:
+        raise ConfigError(
+            f'PyTRIO has no loss terms, and "{loss_fn}" asks for {", ".join(loss.terms)}: '
+            "use --backend local"
+        )
+    if loss.settings.get("dual_clip"):
+        raise ConfigError("PyTRIO's ppo has no dual clip: leave dual_clip at 0, or use local")
+    return loss
+
+
+def _logprobs(outputs: Sequence[Mapping[str, Any]], data: Sequence[Datum]) -> tuple[Array, ...]:
+    if len(outputs) != len(data) or any("logprobs" not in each for each in outputs):
+        raise BackendError(f"PyTRIO answered {len(outputs)} rows of {len(data)}, or no log-probs")
+    pairs = zip(outputs, data, strict=True)
+    return tuple(spread(np.asarray(each["logprobs"].data), row) for each, row in pairs)
