@@ -184,7 +184,7 @@ class Calls:
             self.counts.timed_out += 1
             self._abandon(estimate)
             raise CallTimeout(
-                f"{what}: no answer within {deadline:.0f} s. Its work may go on and be billed; "
+                f"{what}: no answer within {deadline:g} s. Its work may go on and be billed; "
                 "raise the deadline (--deadline) if calls are that slow"
             ) from error
         except asyncio.CancelledError:

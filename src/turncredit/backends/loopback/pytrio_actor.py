@@ -6,23 +6,28 @@ import asyncio
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
-import numpy as np
 
 from turncredit.backends.hosted import uris
 from turncredit.backends.hosted.normalise import Totals
-from turncredit.backends.hosted.shift import Shifted
 from turncredit.backends.loopback.http import Reply, Request, json_reply
 from turncredit.backends.loopback.muscle import Expired, Muscle, NotFound, Saved
+from turncredit.backends.loopback.pytrio_wire import (
+    Failure,
+    packed,
+    row_of,
+    tensor,
+    tokens_of,
+    usage_of,
+)
 from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import AdamParams, SamplingParams
-from turncredit.core.types import Array, Usage
+from turncredit.core.types import Usage
 
-_IGNORED = -100  # a target that takes no part
 _LONGEST_WAIT_S = 60.0
 
 
@@ -35,14 +40,6 @@ class _Training:
     opened: bool = False
 
 
-class _Failure(Exception):
-    """An event or call that fails with the service's code."""
-
-    def __init__(self, code: str, message: str, status: int = 400) -> None:
-        self.code, self.message, self.status = code, message, status
-        super().__init__(message)
-
-
 class Actor:
     """Answers what Control sends clients here for.
 
@@ -51,8 +48,8 @@ class Actor:
         applied: (run, event type) of every event that was carried out, in order.
     """
 
-    def __init__(self, muscle: Muscle, model: str) -> None:
-        self._muscle, self._model = muscle, model
+    def __init__(self, muscle: Muscle) -> None:
+        self._muscle = muscle
         self._training: dict[str, _Training] = {}
         self._samplers: dict[str, Saved | None] = {}
         self._events: dict[str, tuple[str, asyncio.Task[dict[str, Any]]]] = {}
@@ -93,7 +90,7 @@ class Actor:
                 return await self._event(found[1], request.headers.get("prefer", ""))
             if found := re.fullmatch(r"/v1/sampling-runs/([^/]+)/sample", path):
                 return json_reply(await self._sample(found[1], request.json()))
-        except _Failure as error:
+        except Failure as error:
             return json_reply({"code": error.code, "message": error.message}, error.status)
         return json_reply({"code": "not_found", "message": f"nothing at {path}"}, 404)
 
@@ -102,21 +99,21 @@ class Actor:
     def _submit(self, envelope: Mapping[str, Any]) -> Reply:
         event, kind = envelope["event_id"], envelope["type"]
         if event in self._events:
-            raise _Failure("event_exists", f"{event} was accepted before", 409)
+            raise Failure("event_exists", f"{event} was accepted before", 409)
         if envelope["metadata"]["run_id"] not in self._training:
-            raise _Failure("training_run_not_found", envelope["metadata"]["run_id"], 404)
+            raise Failure("training_run_not_found", envelope["metadata"]["run_id"], 404)
         # Tasks start in the order they are made, and a lock is given in the order it is asked for.
         self._events[event] = kind, asyncio.ensure_future(self._carry_out(envelope))
-        return _packed({"version": 1, "event_id": event, "type": kind, "status": "accepted"})
+        return packed({"version": 1, "event_id": event, "type": kind, "status": "accepted"})
 
     async def _event(self, event: str, prefer: str) -> Reply:
         if event not in self._events:
-            raise _Failure("event_not_found", event, 404)
+            raise Failure("event_not_found", event, 404)
         kind, task = self._events[event]
         asked = re.search(r"wait=([\d.]+)", prefer)
         await asyncio.wait({task}, timeout=min(float(asked[1]) if asked else 0, _LONGEST_WAIT_S))
         state = task.result() if task.done() else {"status": "running"}
-        return _packed({"version": 1, "event_id": event, "type": kind, **state})
+        return packed({"version": 1, "event_id": event, "type": kind, **state})
 
     async def _carry_out(self, envelope: Mapping[str, Any]) -> dict[str, Any]:
         run, kind = envelope["metadata"]["run_id"], envelope["type"]
@@ -125,14 +122,14 @@ class Actor:
         try:
             async with training.lock:
                 result, usage = await self._apply(run, training, kind, envelope["payload"])
-        except (TurncreditError, _Failure) as error:
-            code = error.code if isinstance(error, _Failure) else _code(error)
-            words = error.message if isinstance(error, _Failure) else str(error)
+        except (TurncreditError, Failure) as error:
+            code = error.code if isinstance(error, Failure) else _code(error)
+            words = error.message if isinstance(error, Failure) else str(error)
             failed = {"code": code, "message": words}
-            return {"status": "failed", "error": failed, "usage": _usage(usage)}
+            return {"status": "failed", "error": failed, "usage": usage_of(usage)}
         self.applied.append((run, kind))
         self.billed += usage
-        return {"status": "succeeded", "result": result, "usage": _usage(usage)}
+        return {"status": "succeeded", "result": result, "usage": usage_of(usage)}
 
     async def _apply(
         self, run: str, training: _Training, kind: str, payload: Mapping[str, Any]
@@ -145,7 +142,7 @@ class Actor:
             await self._muscle.close_run(run)
             return {}, Usage()
         if not training.opened:
-            raise _Failure("run_not_initialized", f"{kind} before trainer.init_run")
+            raise Failure("run_not_initialized", f"{kind} before trainer.init_run")
         if kind in ("trainer.forward", "trainer.forward_backward"):
             return await self._forward(run, payload, backward=kind == "trainer.forward_backward")
         if kind == "trainer.optimize_step":
@@ -154,7 +151,7 @@ class Actor:
             return {"metrics": {k: float(v) for k, v in metrics.items()}}, Usage(requests=1)
         if kind in ("trainer.save_state", "trainer.save_weights"):
             return await self._save(run, payload, state=kind == "trainer.save_state"), Usage()
-        raise _Failure("validation_failed", f"no event {kind}")
+        raise Failure("validation_failed", f"no event {kind}")
 
     async def _init(self, run: str, training: _Training, payload: Mapping[str, Any]) -> None:
         source = None
@@ -174,7 +171,7 @@ class Actor:
         self, run: str, payload: Mapping[str, Any], *, backward: bool
     ) -> tuple[dict[str, Any], Usage]:
         loss, counted = payload["loss"], payload["gradient_accumulation"]
-        rows = [_row(each, auto_shift=payload["auto_shift"]) for each in payload["data"]]
+        rows = [row_of(each, auto_shift=payload["auto_shift"]) for each in payload["data"]]
         out = await self._muscle.forward_backward(
             run,
             rows,
@@ -190,7 +187,7 @@ class Actor:
         tokens = sum(len(row.targets) for row in rows)
         total = out.metrics["loss"]
         metrics = {"loss_sum": total, "loss_mean": total / tokens, "token_count": tokens}
-        result = {"loss_fn_outputs": [{"logprobs": _tensor(new)} for new in out.logprobs]}
+        result = {"loss_fn_outputs": [{"logprobs": tensor(new)} for new in out.logprobs]}
         return {**result, "metrics": metrics}, Usage(trained=tokens, requests=1)
 
     async def _save(self, run: str, payload: Mapping[str, Any], *, state: bool) -> dict[str, Any]:
@@ -211,7 +208,7 @@ class Actor:
     async def _sample(self, run: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Sample or score; a request that comes again gets the same answer, paid once."""
         if run not in self._samplers:
-            raise _Failure("sampling_run_not_found", run, 404)
+            raise Failure("sampling_run_not_found", run, 404)
         request = asked["request_id"]
         if request not in self._answers:
             self._answers[request] = asyncio.ensure_future(self._answer(run, asked))
@@ -219,10 +216,10 @@ class Actor:
             return await asyncio.shield(self._answers[request])
         except TurncreditError as error:
             missing = isinstance(error, (NotFound, Expired))
-            raise _Failure(_code(error), str(error), 404 if missing else 400) from error
+            raise Failure(_code(error), str(error), 404 if missing else 400) from error
 
     async def _answer(self, run: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        saved, prompt = self._samplers[run], _tokens(asked["prompt"])
+        saved, prompt = self._samplers[run], tokens_of(asked["prompt"])
         out: dict[str, Any] = {"request_id": asked["request_id"], "sampling_run": run}
         sampled = 0
         if asked["return_prompt_logprobs"]:
@@ -264,54 +261,6 @@ class Actor:
             for each in found.samples
         ]
         return rows, sum(len(each.tokens) for each in found.samples)
-
-
-# ── the wire ─────────────────────────────────────────────────────────────────────────────────
-
-
-def _packed(value: Mapping[str, Any]) -> Reply:
-    return Reply(200, msgpack.packb(dict(value), use_bin_type=True), "application/msgpack")
-
-
-def _tensor(values: Array) -> dict[str, Any]:
-    data = np.ascontiguousarray(values, "<f4")
-    return {
-        "dtype": "<f4",
-        "shape": list(data.shape),
-        "encoding": "raw_le",
-        "data": data.tobytes(),
-    }
-
-
-def _tokens(prompt: Mapping[str, Any]) -> list[int]:
-    if any(chunk["type"] != "encoded_text" for chunk in prompt["chunks"]):
-        raise _Failure("validation_failed", "this model reads no images")
-    return [token for chunk in prompt["chunks"] for token in chunk["tokens"]]
-
-
-def _row(wire: Mapping[str, Any], *, auto_shift: bool) -> Shifted:
-    """A row as our backends want it: ignored targets read, but without an advantage."""
-    inputs = np.array(_tokens(wire["model_input"]), np.int64)
-    targets = np.array(wire["target_ids"], np.int64)
-    zeros: Sequence[float] = [0.0] * len(targets)
-    advantages = np.array(wire.get("advantages") or wire.get("weights") or zeros, np.float64)
-    logprobs = np.array(wire.get("logprobs") or zeros, np.float64)
-    if auto_shift:
-        inputs, targets = inputs[:-1], targets[1:]
-        advantages, logprobs = advantages[1:], logprobs[1:]
-    used = targets != _IGNORED
-    following = np.append(inputs[1:], targets[-1] if used[-1] else inputs[-1])
-    return Shifted(
-        inputs=inputs,
-        targets=np.where(used, targets, following),
-        logprobs=np.where(used, logprobs, 0.0),
-        advantages=np.where(used, advantages, 0.0),
-        mask=used,
-    )
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    return {"input_tokens": 0, "output_tokens": 0, "train_tokens": usage.trained}
 
 
 def _code(error: TurncreditError) -> str:

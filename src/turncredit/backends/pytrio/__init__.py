@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from turncredit.backends.hosted.normalise import REDUCTIONS
-from turncredit.core.errors import ConfigError, did_you_mean
+from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Capabilities
-from turncredit.core.settings import setting
+from turncredit.core.settings import check_choices, setting
 
 if TYPE_CHECKING:
     from turncredit.backends.pytrio.backend import PytrioBackend
@@ -35,18 +34,19 @@ class Config:
     train_unembed: bool = setting(False, "adapt the output embedding")
     tokenizer: str = setting("", "folder or hub id of the tokenizer; empty: the base model's")
     base_url: str = setting("", "address of the service; empty: the SDK's own")
-    calls_in_flight: int = setting(16, "calls at once; the SDK sends no more than 16 per client")
+    calls_in_flight: int = setting(16, "sampling and scoring calls under way at once")
     deadline: float = setting(1800.0, "seconds a call may take")
     snapshots: Literal["auto", "temporary", "named"] = setting(
         "auto", "temporary weights end after 6 hours; auto: named ones once steps take over 2"
     )
-    loss_reduction: str = setting(
-        "token_sum", "what the service divides losses by: " + ", ".join(REDUCTIONS)
-    )
+    loss_reduction: Literal[
+        "auto", "token_sum", "row_mean", "token_mean", "advantage_token_mean", "sequence_mean"
+    ] = setting("auto", "what the service does with per-token losses; auto: found by the probe")
     max_seq_len: int = setting(16384, "longest row the service takes, tokens")
     telemetry: bool = setting(False, "let the SDK report its use to the service's maker")
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if not 4 <= self.lora_rank <= 64:
             raise ConfigError(f"lora_rank={self.lora_rank}: PyTRIO takes 4 to 64")
         if self.calls_in_flight < 1:
@@ -55,11 +55,8 @@ class Config:
             raise ConfigError(
                 f"deadline={self.deadline}, max_seq_len={self.max_seq_len}: both must be positive"
             )
-        if self.loss_reduction not in REDUCTIONS:
-            raise ConfigError(
-                f"loss_reduction={self.loss_reduction!r}."
-                f"{did_you_mean(self.loss_reduction, REDUCTIONS)} (known: {', '.join(REDUCTIONS)})"
-            )
+        if not (self.train_mlp or self.train_attn or self.train_unembed):
+            raise ConfigError("train_mlp, train_attn and train_unembed are all off: train one")
 
 
 def create(config: Config) -> PytrioBackend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -16,11 +17,9 @@ from turncredit.backends.hosted.normalise import shares
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.pytrio import CAPABILITIES, Config, versions
-from turncredit.backends.pytrio.clients import (
-    PytrioSamplingClient,
-    PytrioTrainingClient,
-    Shared,
-)
+from turncredit.backends.pytrio.sampling import PytrioSamplingClient
+from turncredit.backends.pytrio.shared import Shared
+from turncredit.backends.pytrio.training import PytrioTrainingClient
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
@@ -42,9 +41,14 @@ class PytrioBackend:
         self._shared = Shared(
             config=config,
             trio=trio,
-            calls=Calls(limit=config.calls_in_flight, deadline=config.deadline),
+            calls=Calls(
+                limit=config.calls_in_flight,
+                deadline=config.deadline,
+                on_wait=logging.getLogger("turncredit.pytrio").warning,
+            ),
             vocabulary=lambda: len(self.get_tokenizer()),
-            reduction=config.loss_reduction,
+            # Unknown until probed; the plain sum meanwhile.
+            reduction="token_sum" if config.loss_reduction == "auto" else config.loss_reduction,
         )
 
     def capabilities(self) -> Capabilities:
@@ -54,6 +58,11 @@ class PytrioBackend:
             loss_reduction=self._shared.reduction,
             max_seq_len=self.config.max_seq_len,
         )
+
+    @property
+    def observed(self) -> dict[str, int]:
+        """How answers looked before they were normalised, for the probe."""
+        return self._shared.observed
 
     def use_reduction(self, reduction: str) -> None:
         """What the service was found to make of per-token losses.
@@ -152,7 +161,7 @@ class PytrioBackend:
     def _connect(self) -> Any:
         """A service client; the SDK's settings and telemetry are of the whole process."""
         self._trio.configure_observability(enabled=self.config.telemetry)
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"sampling_in_flight": self.config.calls_in_flight}
         if self.config.base_url:
             settings["base_url"] = self.config.base_url
         versions.configure(self._trio, settings)

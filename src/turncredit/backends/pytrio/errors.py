@@ -14,6 +14,8 @@ _GONE = frozenset({"checkpoint_not_found", "checkpoint_expired", "sampling_run_n
 _FULL = frozenset(
     {"actor_capacity_exceeded", "no_available_actor", "service_unavailable", "actor_disabled"}
 )
+_REFUSED = ("validation", "invalid_", "checkpoint_invalid", "model_not_found")
+_TROUBLE = frozenset({"internal_error", "database_error", "unknown", "auth_service_unavailable"})
 _UNREACHED = frozenset({"control.request_failed", "actor.request_failed"})
 
 
@@ -55,13 +57,15 @@ def _kind(error: Any) -> tuple[type[faults.HostedError], str]:
         return found
     if status in (401, 403) or code.startswith(("auth.", "api_key")):
         return faults.AuthFailed, (
-            "Set PYTRIO_API_KEY to a valid key, or log in with the SDK's own command: pytrio login"
+            "Set PYTRIO_API_KEY to a valid key, or log in with the SDK's own command: trio login"
         )
     if status == 429 or code == "too_many_requests":
         return faults.RateLimited, "Fewer calls at once help: --calls-in-flight"
-    if status >= 500 or status == 408:
+    if status >= 500 or status == 408 or code in _TROUBLE:
         return faults.CapacityWait, "The service has trouble of its own"
-    return faults.InvalidRequest, ""
+    if 400 <= status < 500 or code.startswith(_REFUSED):
+        return faults.InvalidRequest, ""
+    return faults.HostedError, ""  # who knows: nothing may be built on it
 
 
 def _by_code(code: str) -> tuple[type[faults.HostedError], str] | None:

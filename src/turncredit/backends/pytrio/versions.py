@@ -26,6 +26,8 @@ _SETTINGS: Mapping[str, tuple[str, ...]] = {
     "training_patience": ("training_retry_timeout_seconds", "training_retry_timeout"),
     "sampling_patience": ("sampling_retry_timeout_seconds", "sampling_retry_timeout"),
     "control_patience": ("control_retry_timeout_seconds",),
+    "sampling_in_flight": ("sampling_request_max_in_flight", "sampling_max_in_flight"),
+    "sampling_threads": ("sampling_worker_threads",),
     "capacity_pause": ("actor_capacity_poll_interval_seconds", "actor_capacity_poll_interval"),
     "capacity_patience": ("actor_capacity_wait_timeout_seconds", "actor_capacity_wait_timeout"),
 }
@@ -54,6 +56,9 @@ def configure(trio: ModuleType, settings: Mapping[str, Any]) -> None:
     The SDK keeps them for the whole process.
     """
     known = inspect.signature(trio.configure).parameters
+    settings = dict(settings)
+    if "sampling_in_flight" in settings:  # 0.2.8 has a thread for each
+        settings["sampling_threads"] = settings["sampling_in_flight"]
     chosen: dict[str, Any] = {}
     for name, value in settings.items():
         here = next((each for each in _SETTINGS[name] if each in known), None)
