@@ -40,6 +40,7 @@ class Flags:
         cancels: the client says when it gives a sample up.
         api_key: refused without it; None takes any.
         suffix_scoring: `prompt_logprobs_last_n` is honoured.
+        reports_norm: an optimizer step says the norm of its gradient.
     """
 
     chunk_rows: int = 1024
@@ -48,6 +49,7 @@ class Flags:
     cancels: bool = True
     api_key: str | None = None
     suffix_scoring: bool = True
+    reports_norm: bool = True
 
 
 class _Refused(Exception):
@@ -281,7 +283,8 @@ class TinkerService:
         async def work() -> Reply:
             params = AdamParams(**asked["adam_params"])
             metrics = await self.muscle.optim_step(asked["model_id"], params)
-            return json_reply({"metrics": dict(metrics)})
+            said = dict(metrics) if self.flags.reports_norm else {}
+            return json_reply({"metrics": said})
 
         return self._in_turn(asked["model_id"], int(asked["seq_id"]), work)
 

@@ -17,7 +17,7 @@ from turncredit.backends.hosted.shift import Shifted
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Sample, SamplingParams
 from turncredit.core.registry import require
-from turncredit.core.types import Array
+from turncredit.core.types import Array, Tokens
 
 PROTO = "application/x-protobuf"
 _LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "gspo")
@@ -79,11 +79,11 @@ def _row(datum: Any, loss_fn: str) -> Shifted:
     inputs = np.concatenate([_tokens(chunk) for chunk in datum.model_input])
     ones = np.ones(len(inputs))
     weights = found.get("weights", ones)
+    likelihood = loss_fn == "cross_entropy"
     try:
-        likelihood = loss_fn == "cross_entropy"
         return Shifted(
             inputs=inputs,
-            targets=found["target_tokens"],
+            targets=found["target_tokens"].astype(np.int64),
             logprobs=found.get("logprobs", 0 * ones) if likelihood else found["logprobs"],
             advantages=weights if likelihood else found["advantages"],
             mask=np.asarray(weights != 0),
@@ -96,11 +96,11 @@ def _tensor(message: Any) -> Array:
     if message.WhichOneof("encoding") == "sparse_csr":
         raise ConfigError("sparse tensors are not read here")
     kinds = {messages().DTYPE_FLOAT32: np.float32, messages().DTYPE_INT64: np.int64}
-    values = np.frombuffer(message.dense, dtype=kinds[message.dtype])
-    return values if values.dtype == np.int64 else values.astype(np.float64)
+    # Token ids are far below 2**53, so that they pass through float64 unharmed.
+    return np.frombuffer(message.dense, dtype=kinds[message.dtype]).astype(np.float64)
 
 
-def _tokens(chunk: Any) -> Array:
+def _tokens(chunk: Any) -> Tokens:
     if chunk.WhichOneof("chunk") != "encoded_text":
         raise ConfigError("only chunks of tokens are read here")
     return np.frombuffer(chunk.encoded_text.tokens, dtype=np.int32).astype(np.int64)

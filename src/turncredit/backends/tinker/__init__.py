@@ -40,9 +40,9 @@ class Config:
     loss_reduction: Literal[
         "auto", "token_sum", "row_mean", "token_mean", "advantage_token_mean", "sequence_mean"
     ] = setting("auto", "what the service does with per-token losses; auto: Tinker's sum, probed")
-    in_flight: int = setting(128, "sampling and scoring calls under way at once")
+    calls_in_flight: int = setting(128, "sampling and scoring calls under way at once")
     deadline: float = setting(1800.0, "seconds one call may take")
-    sdk_telemetry: bool = setting(False, "let the SDK report events to the service's makers")
+    telemetry: bool = setting(False, "let the SDK report events to the service's makers")
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -51,7 +51,7 @@ class Config:
                 'sampler_kind="inflight": such a sampler changes its weights while it is used, but '
                 "the teacher must score with the weights that sampled. Use snapshot"
             )
-        for name in ("lora_rank", "in_flight"):
+        for name in ("lora_rank", "calls_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.deadline <= 0:

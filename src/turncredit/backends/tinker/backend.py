@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from turncredit.backends.tinker.link import Link
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
+_LOCAL = ("http://127.0.0.1", "http://localhost")
+
 
 class TinkerBackend:
     """A policy on a service. Nothing is sent before the first client is made."""
@@ -25,8 +28,8 @@ class TinkerBackend:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        package = sdk.load(telemetry=config.sdk_telemetry)
-        calls = Calls(limit=config.in_flight, deadline=config.deadline)
+        package = sdk.load(telemetry=config.telemetry)
+        calls = Calls(limit=config.calls_in_flight, deadline=config.deadline)
         suffix = sdk.takes(package.SamplingClient.sample, "prompt_logprobs_last_n")
         reduction = "token_sum" if config.loss_reduction == "auto" else config.loss_reduction
         self._link = Link(package, calls, reduction=reduction, suffix_scoring=suffix)
@@ -134,8 +137,8 @@ class TinkerBackend:
         return TinkerSamplingClient(self._link, client, name)
 
     def usage(self) -> Usage:
-        """All tokens so far, as counted here."""
-        return self._link.meter.total
+        """All tokens so far, as counted here; what was given up counts as if it had ended."""
+        return self._link.meter.total + self._link.calls.counts.abandoned_usage
 
     async def aclose(self) -> None:
         """End the session."""
@@ -159,6 +162,8 @@ class TinkerBackend:
 
     def _begin(self) -> Any:
         options = {"base_url": self.config.base_url} if self.config.base_url else {}
+        if self.config.base_url.startswith(_LOCAL) and not os.environ.get("TINKER_API_KEY"):
+            options["api_key"] = "tml-loopback"  # a server on this machine has no accounts
         service = self._link.package.ServiceClient(**options)
         _ = service.holder  # made here, in a thread: it blocks until the service has answered
         return service

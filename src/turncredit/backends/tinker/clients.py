@@ -131,8 +131,10 @@ def _sample(sequence: Any) -> Sample:
         got = "none" if logprobs is None else len(logprobs)
         raise BackendError(f"{len(tokens)} sampled tokens came with {got} log-probs")
     return Sample(
-        tokens=tuple(tokens), logprobs=tuple(logprobs), stop_reason=str(sequence.stop_reason)
-    )  # type: ignore[arg-type]
+        tokens=tuple(tokens),
+        logprobs=tuple(logprobs),
+        stop_reason="stop" if sequence.stop_reason == "stop" else "length",
+    )
 
 
 @dataclass(slots=True)
@@ -290,7 +292,7 @@ class TinkerTrainingClient:
         self._at.steps += 1
         found: Mapping[str, float] = out.metrics or {}
         norms = [value for name, value in found.items() if "grad_norm" in name]
-        return {"grad_norm": float(norms[0])} if norms else {}
+        return {"grad_norm": float(norms[0]) if norms else float("nan")}
 
 
 def readable_loss(loss_fn: str, settings: Mapping[str, float] | None) -> LossSpec:
