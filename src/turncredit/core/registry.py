@@ -51,6 +51,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "local": "turncredit.backends.local",
         "pytrio": "turncredit.backends.pytrio",
         "tabular": "turncredit.backends.tabular",
+        "tinker": "turncredit.backends.tinker",
     },
     "hint": {
         "contrast": "turncredit.hints.contrast",
@@ -78,6 +79,7 @@ EXTRAS: Mapping[str, str] = {
     "matplotlib": "plot",
     "pytrio": "pytrio",
     "msgpack": "pytrio",
+    "tinker": "tinker",
 }
 
 

@@ -160,7 +160,8 @@ class TinkerTrainingClient:
         async def call() -> Any:
             return await sdk.made(self._client, "save_weights_and_get_sampling_client")
 
-        client = await self._link.train("saving a snapshot", call)
+        self._link.check_trainable()
+        client = await self._link.ask("saving a snapshot", call)
         self._at.snapshots += 1
         name = f"{self._client.model_id}/{self._at.steps:06d}-{self._at.snapshots}"
         return TinkerSamplingClient(self._link, client, name)
@@ -182,7 +183,8 @@ class TinkerTrainingClient:
         if not data:
             return ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
         future = self._submit_pass(data, loss)
-        return self._passed(data, loss, await self._link.train("forward_backward", future))
+        most = _trained(data)
+        return self._passed(data, loss, await self._link.train("forward_backward", future, most))
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """One AdamW step on the accumulated gradients.
@@ -213,7 +215,9 @@ class TinkerTrainingClient:
         async def both() -> Any:
             return await passing(), await stepping()
 
-        passed, stepped = await self._link.train("forward_backward and optim_step", both)
+        passed, stepped = await self._link.train(
+            "forward_backward and optim_step", both, _trained(data)
+        )
         return self._passed(data, loss, passed), self._stepped(stepped)
 
     async def save_state(self, name: str) -> str:
@@ -221,7 +225,7 @@ class TinkerTrainingClient:
         key = name, self._at.steps
         if key not in self._at.states:
             future = self._client.save_state(name)
-            saved = await self._link.train("save_state", lambda: sdk.settled(future))
+            saved = await self._link.save("save_state", lambda: sdk.settled(future))
             self._at.states[key] = str(saved.path)
         return self._at.states[key]
 
@@ -232,14 +236,16 @@ class TinkerTrainingClient:
         """
         await self.save_state(name)
         future = self._client.save_weights_for_sampler(name)
-        saved = await self._link.train("save_weights_for_sampler", lambda: sdk.settled(future))
+        saved = await self._link.save("save_weights_for_sampler", lambda: sdk.settled(future))
         return str(saved.path)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _submit_pass(self, data: Sequence[Datum], loss: LossSpec) -> Any:
         """Put a forward_backward into the run's order now; call the result to wait for it."""
-        rows = [self._row(row, loss) for row in prescaled([shift(d) for d in data], self._scale())]
+        rows = [
+            self._row(row, loss) for row in prescaled(list(map(shift, data)), self._link.reduction)
+        ]
         settings = dict(window(loss)) or None
         self._link.check_trainable()
         future = self._client.forward_backward(rows, loss.policy, settings)
@@ -257,9 +263,6 @@ class TinkerTrainingClient:
         self._link.check_trainable()
         future = self._client.optim_step(asked)
         return lambda: sdk.settled(future)
-
-    def _scale(self) -> str:
-        return self._link.reduction
 
     def _row(self, row: Shifted, loss: LossSpec) -> Any:
         types = self._link.package.types
@@ -281,11 +284,10 @@ class TinkerTrainingClient:
             raise BackendError(f"{len(data)} rows sent, {len(out.loss_fn_outputs)} came back")
         found = [np.asarray(one["logprobs"].data) for one in out.loss_fn_outputs]
         logprobs = tuple(spread(new, row) for new, row in zip(found, data, strict=True))
-        usage = Usage(trained=sum(len(row.tokens) for row in data), requests=1)
         return ForwardBackwardOutput(
             logprobs=logprobs,
             metrics=tally(data, logprobs, loss),
-            usage=self._link.meter.add(usage),
+            usage=self._link.meter.add(_trained(data)),
         )
 
     def _stepped(self, out: Any) -> Mapping[str, float]:
@@ -293,6 +295,10 @@ class TinkerTrainingClient:
         found: Mapping[str, float] = out.metrics or {}
         norms = [value for name, value in found.items() if "grad_norm" in name]
         return {"grad_norm": float(norms[0]) if norms else float("nan")}
+
+
+def _trained(data: Sequence[Datum]) -> Usage:
+    return Usage(trained=sum(len(row.tokens) for row in data), requests=1)
 
 
 def readable_loss(loss_fn: str, settings: Mapping[str, float] | None) -> LossSpec:

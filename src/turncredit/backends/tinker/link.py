@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,8 @@ from turncredit.core.errors import BackendError, TurncreditError
 from turncredit.core.types import Usage
 
 Call = Callable[[], Awaitable[Any]]
+
+_log = logging.getLogger("turncredit")
 
 
 @dataclass(slots=True)
@@ -37,10 +40,11 @@ class Pauses(logging.Handler):
         self._last = (0.0, "")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep what speaks of a pause."""
+        """Keep what speaks of a pause, and show it: with a handler the SDK's own log is silent."""
         text = record.getMessage()
         if "paused" in text:
             self._last = time.monotonic(), text
+            _log.warning("Tinker: %s", text)
 
     def since(self, begun: float) -> str:
         """The last reason said after a time of the monotonic clock, or nothing."""
@@ -72,13 +76,22 @@ class Link:
         return await self._run(what, call, estimate=estimate, training=False)
 
     async def train(self, what: str, call: Call, estimate: Usage | None = None) -> Any:
-        """A call of a training run, made once."""
+        """A call that changes a training run, made once."""
         self.check_trainable()
         try:
             return await self._run(what, call, estimate=estimate, training=True)
         except faults.StateUncertain as error:
             self._broken = str(error)
             raise
+        except asyncio.CancelledError:
+            # It was submitted, and the service does not take it back.
+            self._broken = str(faults.uncertain("Tinker", what, "it was cancelled"))
+            raise
+
+    async def save(self, what: str, call: Call) -> Any:
+        """A call that only reads a training run, but leaves something of a name: made once."""
+        self.check_trainable()
+        return await self._run(what, call, estimate=None, training=False, repeat=False)
 
     def check_trainable(self) -> None:
         """Refuse to go on with a run in an unknown state.
@@ -93,7 +106,15 @@ class Link:
         """Stop listening to the SDK's log."""
         logging.getLogger("tinker").removeHandler(self._pauses)
 
-    async def _run(self, what: str, call: Call, *, estimate: Usage | None, training: bool) -> Any:
+    async def _run(
+        self,
+        what: str,
+        call: Call,
+        *,
+        estimate: Usage | None,
+        training: bool,
+        repeat: bool | None = None,
+    ) -> Any:
         async def guarded() -> Any:
             try:
                 return await call()
@@ -102,10 +123,10 @@ class Link:
             except Exception as error:
                 raise translated(error, what, training=training) from error
 
-        begun = time.monotonic()
+        begun, again = time.monotonic(), not training if repeat is None else repeat
         try:
             return await self.calls.run(
-                guarded, what=f"Tinker: {what}", repeat=not training, estimate=estimate
+                guarded, what=f"Tinker: {what}", repeat=again, estimate=estimate
             )
         except faults.CallTimeout as error:
             raise self._reason(error, what, begun, training=training) from error
