@@ -17,6 +17,7 @@ from turncredit.backends import tabular
 from turncredit.backends.check import check_backend
 from turncredit.backends.hosted import faults
 from turncredit.backends.hosted.normalise import REDUCTIONS
+from turncredit.backends.hosted.probe import probe
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.pytrio import Config
 from turncredit.core.errors import ConfigError
@@ -100,6 +101,32 @@ def test_scores_of_one_fewer_than_tokens_are_not_shifted(tmp_path: Path) -> None
                 assert backend.observed["prompt_logprobs"] == (0 if name == "a" else -1)
                 await backend.aclose()
         np.testing.assert_array_equal(scores[0], scores[1])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reduction", ["token_sum", "row_mean", "token_mean"])
+def test_the_probe_finds_what_the_service_divides_by(reduction: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        quirks = Quirks(reduction=reduction, drops_first=True)  # type: ignore[arg-type]
+        with rig(tmp_path, quirks=quirks) as made:
+            backend = made.backend()
+            found = await probe(backend, loss_fn="ppo", folder=str(tmp_path / "probe"))
+            assert (found.reduction, found.alignment) == (reduction, "without the first")
+            assert (found.clip, found.snapshots, found.temperature) == ("honoured", "frozen", "raw")
+            assert backend.capabilities().loss_reduction == reduction
+            await backend.aclose()
+
+    asyncio.run(main())
+
+
+def test_the_probe_tells_live_snapshots_and_tempered_log_probs(tmp_path: Path) -> None:
+    async def main() -> None:
+        with rig(tmp_path, quirks=Quirks(live_samplers=True, tempered=True)) as made:
+            backend = made.backend()
+            found = await probe(backend, loss_fn="ppo", folder=str(tmp_path / "probe"))
+            assert (found.snapshots, found.temperature) == ("live", "tempered")
+            await backend.aclose()
 
     asyncio.run(main())
 
