@@ -57,8 +57,9 @@ def configure(trio: ModuleType, settings: Mapping[str, Any]) -> None:
     """
     known = inspect.signature(trio.configure).parameters
     settings = dict(settings)
-    if "sampling_in_flight" in settings:  # 0.2.8 has a thread for each
-        settings["sampling_threads"] = settings["sampling_in_flight"]
+    if "sampling_in_flight" in settings:
+        # 0.2.8 has a thread for each call, and a cancelled call keeps its own until it is answered.
+        settings["sampling_threads"] = 2 * settings["sampling_in_flight"]
     chosen: dict[str, Any] = {}
     for name, value in settings.items():
         here = next((each for each in _SETTINGS[name] if each in known), None)
