@@ -24,7 +24,7 @@ from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.core.losses import parse_loss
 from turncredit.core.protocols import Backend, SamplingClient, SamplingParams
-from turncredit.core.types import Usage
+from turncredit.core.types import Array, Usage
 
 _ALIKE = math.log(1.25)  # a measured effect this near to a predicted one is taken for it
 _NONE = 0.1  # share of an effect below which there is none
@@ -175,21 +175,31 @@ async def _rescored(
         scores = (await client.compute_logprobs(tokens)).logprobs
         said, start = np.asarray(sample.logprobs), len(prompt)
         gaps.append(float(np.abs(scores[start:] - said).max()))
-        if not gaps[-1] <= REFUSE:
-            raise BackendError(_why_apart(scores, said, start, gaps[-1]))
+        _refuse_apart(scores, said, start, gaps[-1])
         rows.append(experiments.row(tokens, start, scores))
     longest = sorted(rows, key=lambda row: len(row.tokens))
     return [longest[-1], longest[0]], max(gaps)
 
 
-def _why_apart(scores: Any, said: Any, start: int, gap: float) -> str:
-    """Words for log-probs that do not describe the same tokens."""
+def _refuse_apart(scores: Array, said: Array, start: int, gap: float) -> None:
+    """Refuse log-probs that do not describe the same tokens.
+
+    A shift by one may stay below the limit where a model is sure of most tokens, so it is looked
+    for as soon as there is any gap.
+    """
+    if gap <= WARN:
+        return
     text = f"sampled and rescored log-probs of the same tokens differ by up to {gap:.3g} nats"
-    for shift_by in (-1, 1):
-        moved = np.roll(scores, shift_by)[start : start + len(said)]
-        if np.abs(moved - said).max() <= WARN:
-            return f"{text}: scores are shifted by one position, and not as any known service does"
-    return f"{text}: other weights, or log-probs taken after top-p; this service cannot be used"
+    for offset in (-1, 1):
+        moved = np.roll(scores, offset)[start : start + len(said)]
+        if np.abs(moved - said).max() <= min(WARN, gap / 10):
+            raise BackendError(
+                f"{text}: scores are shifted by one position, and not as any known service does"
+            )
+    if not gap <= REFUSE:  # a NaN is refused, too
+        raise BackendError(
+            f"{text}: other weights, or log-probs taken after top-p; this service cannot be used"
+        )
 
 
 async def _tempered(

@@ -66,9 +66,13 @@ def decode_pass(message: Any) -> PassRequest:
         seq_id=message.seq_id,
         rows=[_row(datum, message.loss_fn) for datum in message.data],
         loss_fn=message.loss_fn,
-        settings=dict(message.loss_fn_config),
+        settings=_settings(message),
         backward=not message.forward_only,
     )
+
+
+def _settings(message: Any) -> dict[str, float]:
+    return dict(message.loss_fn_config)
 
 
 def _row(datum: Any, loss_fn: str) -> Shifted:
