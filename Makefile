@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo smoke test test-slow test-all check format docs bench clean
+.PHONY: demo smoke test test-slow test-all check format docs bench bench-quick clean
 
 demo: $(VENV)/.local  ## train with turn credit and without, compare on held-out games
 	$(BIN)/turncredit demo --overwrite
@@ -33,9 +33,11 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.textworld  ## ratios against the alternatives, in one run each
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/credit.py
+bench: $(VENV)/.textworld $(VENV)/.bench  ## ratios against the alternatives, in one run each: 25 minutes
+	$(BIN)/python benchmarks/all.py
+
+bench-quick: $(VENV)/.bench  ## a small form of the most telling ones: 3 minutes
+	$(BIN)/python benchmarks/all.py --quick
 
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +50,11 @@ $(VENV)/.local: $(VENV)/.pip pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.local
 	$(PIP) --group dev
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.local
+	$(PIP) --group bench
+	$(BIN)/turncredit models get smollm2-135m
 	touch $@
 
 $(VENV)/.textworld: $(VENV)/.dev

@@ -1,23 +1,33 @@
-"""Cost of credit for one update of 128 trajectories x 50 turns, against a plain Python loop.
+"""(g) Cost of credit: its share of a real update, and against a plain Python loop.
 
-    python benchmarks/credit.py [--tokens 30] [--repeat 5]
+    python benchmarks/credit.py [--tokens 30] [--repeat 5] [--recipe household-agentopsd]
 
-Both sides start from the same scored groups and their results are compared before timing.
+The share comes from the ledger of a short run of the recipe. The loop computes the same numbers for
+128 trajectories x 50 turns, a token at a time; both start from the same scored groups and their
+results are compared before timing.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import math
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import _common as common
 import numpy as np
 
 from turncredit.core.types import Group, ScoredTrajectory, StopReason, Task, Turn
 from turncredit.credit import agentopsd, grpo
 
 TASKS, GROUP, TURNS = 16, 8, 50
+NEEDED = 100.0  # a step is so many times its credit: less than 1 %
+COMMAND = "import sys; from turncredit.cli.main import main; sys.exit(main())"
+STAGES = ("rollout", "teacher", "credit", "update")
 
 
 def make_groups(tokens: int) -> list[Group]:
@@ -83,11 +93,22 @@ def best_ms(call: Callable[[], object], repeat: int) -> float:
     return min(times) * 1e3
 
 
+def share(recipe: str, updates: int) -> tuple[float, float]:
+    """Seconds of credit (and of making rows) and of all stages, in a short run of a recipe."""
+    with tempfile.TemporaryDirectory(prefix="turncredit-bench-") as folder:
+        command = [
+            sys.executable, "-c", COMMAND, "train", "--recipe", recipe,
+            "--max-steps", str(updates), "--runs-dir", folder, "--run-name", "bench",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        lines = (Path(folder) / "bench" / "ledger.jsonl").read_text().splitlines()
+    seconds = [json.loads(line)["seconds"] for line in lines]
+    stages = {stage: sum(s.get(stage, 0.0) for s in seconds[1:]) for stage in STAGES}
+    return stages["credit"], sum(stages.values())
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=30, help="tokens per action")
-    parser.add_argument("--repeat", type=int, default=5)
-    args = parser.parse_args()
+    args = common.arguments(__doc__, tokens=30, repeat=5, recipe="household-agentopsd", updates=4)
     groups = make_groups(args.tokens)
     for group in groups:
         ours = agentopsd.credit(group, agentopsd.Config()).advantage
@@ -105,6 +126,9 @@ def main() -> None:
         print(f"{name:24} {milliseconds:8.1f} ms")
     ratio = rows["agentopsd, plain loop"] / rows["agentopsd"]
     print(f"plain loop / ours: {ratio:.1f}x; same numbers to 1e-9")
+    credit, whole = share(args.recipe, args.updates)
+    print(f"(g) {args.recipe}: credit takes {credit:.3f} s of {whole:.2f} s, {credit / whole:.2%}")
+    common.bar("g-step-vs-credit", whole / credit, NEEDED)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import _common as common
+
 from turncredit.core.errors import TurncreditError
 from turncredit.envs.household import files
 from turncredit.envs.household.domain import TASK_TYPES
@@ -139,7 +141,7 @@ def typical(rounds: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     return sorted(rounds, key=lambda row: row["load"] + row["reset"])[len(rounds) // 2]
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Our engine against TextWorld.")
     parser.add_argument("--data-root")
     parser.add_argument("--games", type=int, default=6)
@@ -169,13 +171,10 @@ def main() -> int:
     for name in one:
         ratio = other[name] / one[name]
         print(f"{name:12}  {one[name] * 1e3:10.4f} {other[name] * 1e3:10.1f} {ratio:8.0f}")
-    failed = different > 0
+    common.bar("engine-same-outputs", float(different == 0), 1.0)
     for name, needed in BARS:
-        ratio = other[name] / one[name]
-        failed |= ratio < needed
-        print(f"bar {name} {ratio:.0f} {needed:.0f} {'pass' if ratio >= needed else 'fail'}")
-    return int(failed)
+        common.bar(f"engine-{name}", other[name] / one[name], needed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

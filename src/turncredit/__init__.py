@@ -1,5 +1,8 @@
 """turncredit: critic-free, turn-level credit for LLM agents, and proof whether it helped."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("turncredit")
+try:
+    __version__ = version("turncredit")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0+source"

@@ -83,7 +83,7 @@ def test_a_teacher_that_stays_behind_changes_the_run_and_resumes_exactly(rule, t
 
 
 def test_who_scored_is_what_the_rule_says(tmp_path):
-    folder = run("agentopsd", tmp_path, "r", teacher=RULES["stale"])
+    folder = run("agentopsd", tmp_path, "r", teacher={**RULES["stale"], "skip_silent": False})
     members = [folder.read_trajectories(n)[0].group.trajectories for n in (1, 2, 3, 4)]
     who = [{(t.snapshot_id, t.teacher_snapshot_id) for t in some} for some in members]
     same = [student == teacher for ((student, teacher),) in map(tuple, who)]

@@ -34,6 +34,7 @@ def test_a_step_and_the_run() -> None:
         "cached": 45,
         "sampled": 10,
         "teacher": 70,
+        "teacher_cached": 5,
         "trained": 30,
     }
     assert step["seconds"] == {"rollout": 2.5, "teacher": 1.0, "step": 4.0}
@@ -78,6 +79,67 @@ def test_totals_go_on_after_a_resume() -> None:
     resumed.end_step()
     assert resumed.totals()["tokens"]["sampled"] == 6
     assert resumed.totals()["tokens"]["trained"] == 2
+
+
+def test_what_a_record_does_not_say_is_unknown_in_the_sum() -> None:
+    old = {"step": 1, "requests": 1, "seconds": {"step": 1.0}}
+    old["tokens"] = {"prefill": 3, "cached": 0, "sampled": 1, "teacher": 0, "trained": 0}
+    ledger = Ledger.resume([old])
+    ledger.end_step(2, more={"tokens": {"unique": 5}, "flops": {"done": 2.0, "floor": 1.0}})
+    totals = ledger.totals()
+    assert totals["tokens"]["prefill"] == 3
+    assert totals["tokens"]["unique"] is None
+    assert totals["flops"] is None
+    assert totals["steps"] == 2
+    assert Ledger().totals()["tokens"]["unique"] == 0
+
+
+def test_parts_of_records_add_up_and_two_currencies_do_not() -> None:
+    ledger = Ledger()
+    for step, currency in ((1, "USD"), (2, "USD"), (3, "CNY")):
+        more = {
+            "games": {"played": 8, "solved": step},
+            "flops": {"done": 3.0, "floor": 2.0},
+            "floor_seconds": 0.5,
+            "money": {"currency": currency, "amount": 0.25},
+        }
+        ledger.end_step(step, more=more)
+        if step == 2:
+            assert ledger.totals()["money"] == {"currency": "USD", "amount": 0.5}
+    totals = ledger.totals()
+    assert totals["games"] == {"played": 24, "solved": 6}
+    assert totals["flops"] == {"done": 9.0, "floor": 6.0}
+    assert totals["floor_seconds"] == 1.5
+    assert totals["money"] is None
+
+
+def test_several_steps_may_be_open_and_late_counts_go_to_the_next() -> None:
+    clock = Clock()
+    ledger = Ledger(clock)
+    ledger.add(Usage(sampled=1))  # in nobody's name
+    ledger.add(Usage(sampled=10), step=1)
+    with ledger.phase("rollout", 2):
+        ledger.add(Usage(sampled=100), step=2)
+        clock.now += 3
+    assert ledger.end_step(1)["tokens"]["sampled"] == 11
+    with ledger.phase("save", 1):  # update 1 is closed: saving it is time of the next
+        clock.now += 1
+    second = ledger.end_step(2)
+    assert second["tokens"]["sampled"] == 100
+    assert second["seconds"] == {"rollout": 3.0, "save": 1.0, "step": 1.0}
+
+
+def test_money_per_solved_game() -> None:
+    ledger = Ledger(Clock())
+    money = {"currency": "USD", "amount": 3.0}
+    more = {"games": {"played": 8, "solved": 4}, "money": money, "floor_seconds": 2.0}
+    flat = metrics(ledger.end_step(1, more=more | {"flops": {"done": 6.0, "floor": 4.0}}))
+    assert flat["money/usd"] == 3.0
+    assert flat["money/usd_per_solved_game"] == 0.75
+    assert flat["flops/ratio"] == 1.5
+    assert flat["time/floor"] == 2.0
+    nobody = metrics(ledger.end_step(2, more=more | {"games": {"played": 8, "solved": 0}}))
+    assert "money/usd_per_solved_game" not in nobody
 
 
 def test_metrics_are_flat() -> None:

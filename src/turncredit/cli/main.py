@@ -22,6 +22,7 @@ COMMANDS = {
     "sft": "learn from demonstrations: experts, or what a run recorded",
     "eval": "evaluate a policy on a fixed panel, without hints",
     "compare": "compare evaluations of one panel",
+    "costs": "what runs cost, by any table of prices",
     "credit": "credit saved trajectories again, by any method",
     "games": "list, generate, verify, replay or play household games",
     "models": "list and fetch base models",

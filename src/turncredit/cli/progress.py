@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
+from turncredit.cli.costs import lines
 from turncredit.loop.train import Listener
 
 _SILENCE = 1800.0  # seconds in one phase after which every stack is printed: something hangs
@@ -68,6 +69,11 @@ class Terminal(Listener):
     def note(self, text: str) -> None:
         """A remark."""
         self._print(f"note: {text}")
+
+    def costs(self, totals: Mapping[str, Any], priced: str) -> None:
+        """A few lines at the end."""
+        for line in lines(totals, priced):
+            self._print(f"{self._label}{line}")
 
     def _show(self, text: str) -> None:
         if self._live:

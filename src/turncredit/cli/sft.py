@@ -21,6 +21,7 @@ from turncredit.loop.sft_parts import Parts, check_sources, collect, open_parts
 from turncredit.loop.sft_settings import EXPERTS, SECTIONS, Settings
 from turncredit.loop.train import Listener
 from turncredit.record.environment import describe as describe_machine
+from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 from turncredit.record.trackers import About, check_trackers, open_trackers
 
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         settings = chosen(given)
         check_sources(settings)
     check_trackers(_mirrors(settings))
+    read_prices(settings.log.prices)
     parts = open_parts(settings)
     folder = asyncio.run(
         supervise(settings, parts, Progress(), folder=folder, overwrite=args.overwrite)

@@ -18,6 +18,7 @@ from turncredit.loop.parts import Parts, open_parts
 from turncredit.loop.train import Listener, Trainer, describe
 from turncredit.loop.weights import pinned
 from turncredit.record.environment import describe as describe_machine
+from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 from turncredit.record.trackers import About, check_trackers, open_trackers
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     if args.resume:
         folder, settings = reopen(Path(args.resume), given)
+        read_prices(settings.log.prices)
         parts = open_parts(settings)
     else:
         names = {kind: given[kind] for kind in config.KINDS}
@@ -46,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         settings = pinned(config.build(config.merge(recipe, config.place(given, names))))
         # What cannot work says so before a folder is made, or an old run replaced.
         check_trackers(_mirrors(settings))
+        read_prices(settings.log.prices)
         parts = open_parts(settings)
         folder = begin(settings, overwrite=args.overwrite)
     train(settings, folder, Terminal(settings.schedule.max_steps), parts)

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turncredit.core.needs import UNCORRECTED
+
 if TYPE_CHECKING:
     from turncredit.config import Run
 
@@ -62,6 +64,34 @@ def problems(run: Run) -> Iterator[str]:
             f"max_trajectory_tokens={rollout.max_trajectory_tokens}"
         )
     yield from _teacher(run)
+    yield from _asynchrony(run)
+
+
+def _asynchrony(run: Run) -> Iterator[str]:
+    """What learns from trajectories of the present weights only, while they are one update old."""
+    level, needs = run.schedule.async_level, run.needs
+    if level not in (0, 1):
+        yield (
+            f"async_level is {level}; use 0 (strictly on-policy) or 1 (the next rollout runs beside"
+            " an update, one update behind)"
+        )
+    if level != 1:
+        return
+    if needs.term in UNCORRECTED:
+        yield (
+            f'method {run.method.name} has the term "{needs.term}", which has no probability ratio '
+            "and so is wrong for tokens of older weights; use async_level 0"
+        )
+    if run.optim.kl_coefficient:
+        yield (
+            f"kl_coefficient={run.optim.kl_coefficient}: the penalty is estimated from the sampled "
+            "tokens and has no probability ratio; use async_level 0, or leave the penalty out"
+        )
+    if needs.snapshot == "average":
+        yield (
+            "teacher_snapshot=average moves with every update, so a resumed run would not have the "
+            "one of when its rollout began; use async_level 0, or teacher_snapshot stale"
+        )
 
 
 def _teacher(run: Run) -> Iterator[str]:

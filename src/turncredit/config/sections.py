@@ -22,6 +22,9 @@ class Schedule:
     train_split: str = setting("train", "split the tasks come from")
     save_every: int = setting(25, "save state and sampler weights every so many updates")
     init_from: str = setting("", "begin with these weights: a run folder, or sampler weights")
+    async_level: int = setting(
+        0, "0: strictly on-policy; 1: the next rollout runs beside an update, one update behind"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,10 @@ class Teacher:
     )
     mix_steps: int = setting(0, "updates until a linear share is 0 (0: the method's own)")
     ask_tokens: int = setting(512, "tokens of an answer, where the policy itself writes hints")
+    skip_silent: bool = setting(
+        True, "no look at groups of one outcome, where the method gives them no weight anyway"
+    )
+    overlap: bool = setting(True, "score finished groups while others are still played")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +101,14 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """Mirrors of the metrics; the run folder is the record either way."""
+    """Mirrors of the metrics, and prices; the run folder is the record either way."""
 
     swanlab_project: str = setting("turncredit", "SwanLab project")
     swanlab_mode: Literal["disabled", "online", "offline", "local"] = setting(
         "disabled", "SwanLab mirror"
     )
     trackers: tuple[str, ...] = setting((), "further mirrors: wandb, tensorboard, trackio")
+    prices: str = setting("", "your own table of prices (TOML), looked at before the shipped one")
 
 
 SECTIONS: Mapping[str, type] = {

@@ -17,6 +17,9 @@ Snapshot = Literal["current", "stale", "initial", "average", "trained"]
 # At the weights that sampled, the gradient of such a term is a number times that of the token's
 # log-probability: there it is the same as an advantage (`loop.terms.fold`).
 FOLDING = frozenset({"sdar", "skillsd", "opid"})
+# Terms whose pull on a sampled token has no ratio: right only for tokens of the present weights.
+# The others carry the ratio (skillsd) or compare whole distributions.
+UNCORRECTED = frozenset({"sdar", "opid", "kl"})
 # GSPO gives a token the average over its row, which is no place for a token's own weight.
 _FOLDED_INTO = frozenset({"ppo", "importance_sampling", "cispo"})
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.types import Array, Credit, Group, Ids, Message, Observation, Step, Task, Usage
 
@@ -342,6 +343,19 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Free everything."""
+        ...
+
+
+@runtime_checkable
+class MeasuredBackend(Protocol):
+    """A backend that knows what its arithmetic costs: runs on it are held against the floor."""
+
+    def model_shape(self) -> ModelShape | None:
+        """Of the policy in training; None before there is one."""
+        ...
+
+    def ceilings(self) -> Ceilings | None:
+        """Of its machine, measured in half a second at most; None: it cannot tell."""
         ...
 
 

@@ -74,6 +74,7 @@ EXTRAS: Mapping[str, str] = {
     "tokenizers": "local",
     "jinja2": "local",
     "gguf": "local",
+    "bitsandbytes": "gpu",
     "textworld": "textworld",
     "alfworld": "textworld",
     "matplotlib": "plot",

@@ -5,8 +5,10 @@ Knows no method by name: a method says what it needs (`core.needs`), and a run m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from turncredit.config import Run
@@ -16,12 +18,14 @@ from turncredit.core.protocols import SamplingClient, TrainingClient
 from turncredit.core.types import REFERENCE, Group
 from turncredit.credit.schedule import factor, with_mix
 from turncredit.credit.tempo import ENDPOINT_VALUE
-from turncredit.loop import critic, rescoring, teacher
+from turncredit.loop import critic, rescoring, silence, teacher
 from turncredit.loop.asking import asker
 from turncredit.loop.chat import Chat
+from turncredit.loop.concurrency import slots_for
 from turncredit.loop.parts import Parts
-from turncredit.loop.teachers import Teachers
+from turncredit.loop.teachers import Lent, Source, Teachers
 from turncredit.loop.transfers import transfer_rows
+from turncredit.loop.views import Early, Plan, Rolled, Seen, Viewer
 from turncredit.loop.weights import recorded_success
 from turncredit.record.runlog import RunFolder
 
@@ -49,7 +53,11 @@ class Looked:
 
 
 class Looking:
-    """Everything that looks at trajectories again, over a whole run."""
+    """Everything that looks at trajectories again, over a whole run.
+
+    Attributes:
+        viewer: looks at single groups.
+    """
 
     def __init__(self, run: Run, parts: Parts, chat: Chat, folder: RunFolder) -> None:
         self._run, self._parts, self._chat = run, parts, chat
@@ -58,12 +66,12 @@ class Looking:
         self._reference: SamplingClient | None = None
         self._state: dict[str, float] = {}  # of a teacher that may retire
         self._teacher_success = 0.0
-        self.rescores = run.teacher.student_logprobs == "rescored"
+        self.viewer = Viewer(run, parts, chat)
 
     async def begin(self, training: TrainingClient, last: Mapping[str, Any] | None) -> None:
         """Once, before the first update; `last` is the checkpoint the run continues from."""
         if last:
-            self.rescores = last["student_logprobs"] == "rescored"
+            self.viewer.rescores = last["student_logprobs"] == "rescored"
             self._state = dict(last.get("retirement", {}))
         if self._parts.method.NEEDS_TEACHER:
             await self._teachers.begin(training, last)
@@ -72,51 +80,99 @@ class Looking:
         if self._run.optim.kl_coefficient or REFERENCE in self._needs.streams:
             self._reference = await self._teachers.initial()
 
-    async def look(
-        self, step: int, groups: list[Group], client: SamplingClient, training: TrainingClient
-    ) -> Looked:
-        """Rescore the student if need be, let the teacher look, measure the noise floor.
+    async def lend(self, step: int, client: SamplingClient, source: Source) -> Lent | None:
+        """The teacher of update `step`, whose rollout begins; None when it takes no part.
 
         Args:
             step: the update.
-            groups: as sampled.
-            client: bound to the snapshot that sampled.
-            training: for a teacher made of the weights in training.
+            client: bound to the snapshot that samples; open until the update is made.
+            source: the weights of that snapshot.
         """
-        concurrency = self._settings.teacher_concurrency
-        if self.rescores:
-            groups = await rescoring.rescore(groups, client, concurrency=concurrency)
-        if self._reference is not None:
-            groups = await rescoring.refer(groups, self._reference, concurrency=concurrency)
-        share, config = self._share(step), self._parts.method_config
-        found: dict[str, float] = {}
+        if not self._parts.method.NEEDS_TEACHER or self._share(step) == 0:
+            return None
+        return await self._teachers.of(step, client, source)
+
+    def early(
+        self,
+        step: int,
+        client: SamplingClient,
+        lent: Lent | None,
+        within: Callable[[int], AbstractContextManager[None]],
+    ) -> Early | None:
+        """What to tell of each group that is finished, or None where looks must wait for all.
+
+        They wait where a hint source thinks about all groups first, where groups may be dropped or
+        get members or notes later, and at level 1, where the update before may yet retire the
+        teacher (and leaves the backend enough to do).
+
+        Args:
+            step: the update.
+            client: bound to the snapshot that samples.
+            lent: its teacher.
+            within: what surrounds a look for an update.
+        """
+        if lent is None or self._run.schedule.async_level or not self._settings.overlap:
+            return None
+        whole = isinstance(self._parts.hint, Preparing) or hasattr(self._parts.method, "keep")
+        if whole or self._needs.student_hint != "none" or self._needs.notes:
+            return None
+        plan = self._plan(client, lent, self._at(step)[1])
+        return Early(partial(self.viewer.see, plan=plan), partial(within, step))
+
+    async def look(self, step: int, rolled: Rolled) -> Looked:
+        """Rescore the student if need be, let the teacher look, measure the noise floor."""
+        groups, client, lent = rolled.groups, rolled.client, rolled.lent
+        share, config = self._at(step)
+        found = dict(rolled.metrics)
         if self._needs.mix:
-            config, found["opsd/mix_factor"] = with_mix(config, self._needs, share), share
+            found["opsd/mix_factor"] = share
         if ENDPOINT_VALUE in self._needs.notes:
+            concurrency = self._settings.teacher_concurrency
             groups, judged = await critic.judge(
                 groups, self._ask(step, client), concurrency=concurrency
             )
             found |= judged
-        if not self._parts.method.NEEDS_TEACHER:
-            extra = await self._transfers(groups, config, client)
-            return Looked(groups, config, found, extra=extra)
-        if share == 0:
-            return Looked(teacher.nobody_looked(groups), config, found)
-        if isinstance(self._parts.hint, Preparing):
-            found |= await self._parts.hint.prepare(groups, self._ask(step, client))
-        lent = await self._teachers.of(step, client, training)
-        try:
-            groups, given = await self._teach(groups, lent.client, own=lent.own)
-        finally:
-            await lent.give_back()
-        found["opsd/unhinted"] = teacher.unhinted(groups)
-        if (gap := teacher.mean_gap(groups)) is not None:
+        plan = self._plan(client, lent if share else None, config)
+        if rolled.early is not None:
+            seen = await rolled.early.of(groups)
+        else:
+            found |= await self._prepare(step, groups, plan)
+            seen = await self.viewer.see_all(groups, plan)
+        groups = [one.group for one in seen]
+        if plan.lent is not None:
+            found |= await self._measure(seen, client)
+        if self._reference is not None:
+            groups = await rescoring.refer(groups, self._reference, concurrency=plan.slots)
+        extra = await self._transfers(groups, config, client)
+        given = (
+            [one.distributions for one in seen] if plan.lent and self._needs.vocabulary else None
+        )
+        return Looked(groups, config, found, given, extra)
+
+    async def _prepare(self, step: int, groups: Sequence[Group], plan: Plan) -> Mapping[str, float]:
+        """Let the hint source think about the groups that will be looked at."""
+        if plan.lent is None or not isinstance(self._parts.hint, Preparing):
+            return {}
+        heard = [group for group in groups if not self.viewer.is_silent(group, plan.config)]
+        return await self._parts.hint.prepare(heard, self._ask(step, plan.client))
+
+    async def _measure(self, seen: Sequence[Seen], client: SamplingClient) -> dict[str, float]:
+        """How the teacher's looks went, and what was not looked at."""
+        skipped = [one.group for one in seen if one.skipped]
+        looked = [one.group for one in seen if not one.skipped]
+        found = {
+            "opsd/unhinted": float(teacher.unhinted(looked)),
+            "teacher/groups_skipped": float(len(skipped)),
+            "teacher/trajectories_skipped": float(sum(len(g.trajectories) for g in skipped)),
+            "teacher/tokens_saved": float(silence.context_tokens(skipped)),
+        }
+        if (gap := teacher.mean_gap(looked)) is not None:
             found[TEACHER_GAP] = gap
-        if self._settings.noise_samples:
+        if looked and self._settings.noise_samples:
             sample = self._settings.noise_samples
-            noise = await rescoring.null_control(groups, client, sample=sample)
+            noise = await rescoring.null_control(looked, client, sample=sample)
             found["opsd/evidence_noise"] = noise.evidence_noise
-        return Looked(groups, config, found, given)
+        return found
 
     def observe(self, looked: Looked, success: float) -> dict[str, float]:
         """Let the method decide whether the teacher goes for good; what it knows, as metrics.
@@ -141,7 +197,7 @@ class Looking:
     def record(self) -> dict[str, Any]:
         """What a checkpoint must say for `begin`."""
         return {
-            "student_logprobs": "rescored" if self.rescores else "sampled",
+            "student_logprobs": "rescored" if self.viewer.rescores else "sampled",
             **({"retirement": self._state} if self._state else {}),
             **self._teachers.record(),
         }
@@ -162,6 +218,14 @@ class Looking:
             start=settings.teacher_start,
             stop=settings.teacher_stop,
         )
+
+    def _at(self, step: int) -> tuple[float, Any]:
+        """The teacher's share at update `step`, and the method's settings with it."""
+        share, config = self._share(step), self._parts.method_config
+        return share, with_mix(config, self._needs, share) if self._needs.mix else config
+
+    def _plan(self, client: SamplingClient, lent: Lent | None, config: Any) -> Plan:
+        return Plan(client, lent, config, slots_for(self._settings.teacher_concurrency))
 
     def _ask(self, step: int, client: SamplingClient) -> Ask:
         """Asks the snapshot that sampled."""
@@ -193,33 +257,6 @@ class Looking:
             gate_beta=config.gate_beta,
             concurrency=self._settings.teacher_concurrency,
         )
-
-    async def _teach(
-        self, groups: list[Group], client: SamplingClient, *, own: bool
-    ) -> tuple[list[Group], list[list[Distribution | None]] | None]:
-        budget, concurrency = self._run.rollout, self._settings.teacher_concurrency
-        longest = budget.max_trajectory_tokens + budget.teacher_reserve_tokens
-        readings = teacher.read(
-            groups,
-            self._parts.hint,
-            self._chat,
-            max_tokens=longest,
-            front="opening" if self._needs.snapshot == "trained" else "system",
-        )
-        given = None
-        if self._needs.vocabulary:
-            given = await teacher.distributions(
-                groups,
-                readings,
-                client,
-                k=self._needs.vocabulary,
-                temperature=self._parts.loss.term_settings.get("jsd_temperature", 1.0),
-                concurrency=concurrency,
-            )
-        scored = await teacher.score(
-            groups, readings, client, concurrency=concurrency, same_snapshot=own
-        )
-        return scored, given
 
 
 def _prefixed(state: Mapping[str, float]) -> dict[str, float]:

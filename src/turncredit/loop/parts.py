@@ -157,6 +157,8 @@ def _check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> No
             f"method {run.method.name} {reason}; backend {run.backend.name} cannot run it. "
             "turncredit list methods shows which can"
         )
+    if run.schedule.async_level:
+        _check_asynchrony(run, capabilities)
     for name, coefficient in (
         ("kl", run.optim.kl_coefficient),
         ("entropy", run.optim.entropy_coefficient),
@@ -174,4 +176,19 @@ def _check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> No
         raise ConfigError(
             f"max_trajectory_tokens + teacher_reserve_tokens = {needed}, but the model reads "
             f"{limit} tokens at most; lower --max-trajectory-tokens"
+        )
+
+
+def _check_asynchrony(run: Run, capabilities: Capabilities) -> None:
+    """Refuse a rollout beside an update where the backend cannot keep the two apart."""
+    if not capabilities.immutable_snapshots:
+        raise ConfigError(
+            "async_level=1 samples from a snapshot while the weights are trained, and snapshots of "
+            f"backend {run.backend.name} do not stay as they are; use async_level 0"
+        )
+    if folds(run.needs, capabilities):
+        raise ConfigError(
+            f'method {run.method.name} has the term "{run.needs.term}", which backend '
+            f"{run.backend.name} takes as a part of the advantages: that is exact only at the "
+            "weights that sampled. Use async_level 0, or a backend that runs the term"
         )

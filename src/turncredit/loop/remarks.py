@@ -24,7 +24,8 @@ def remarks(row: Mapping[str, float]) -> Iterator[str]:
             f"0 of {row['reward/groups']:.0f} groups have both successes and failures: "
             "no update this step"
         )
-    if row.get("opsd/unhinted") and row["opsd/unhinted"] == row["trajectory/count"]:
+    looked_at = row["trajectory/count"] - row.get("teacher/trajectories_skipped", 0.0)
+    if row.get("opsd/unhinted") and row["opsd/unhinted"] == looked_at:
         yield (
             "no trajectory got a hint: nothing was learnt from the teacher in this update. See "
             "what its source says of itself in metrics.jsonl (reflection/parse_failures, ...)"

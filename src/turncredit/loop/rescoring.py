@@ -6,6 +6,7 @@ any evidence: scoring the same context twice should move nothing.
 
 from __future__ import annotations
 
+from asyncio import Semaphore
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,7 +45,7 @@ class NoiseReport:
 
 
 async def rescore(
-    groups: Sequence[Group], client: SamplingClient, *, concurrency: int = 16
+    groups: Sequence[Group], client: SamplingClient, *, concurrency: int | Semaphore = 16
 ) -> list[Group]:
     """Replace the student's sampled log-probs by a full pass over the same tokens.
 
@@ -59,14 +60,18 @@ async def rescore(
 
 
 async def refer(
-    groups: Sequence[Group], client: SamplingClient, *, concurrency: int = 16
+    groups: Sequence[Group], client: SamplingClient, *, concurrency: int | Semaphore = 16
 ) -> list[Group]:
     """Add the log-probs of another policy (the initial one) as the stream `REFERENCE`."""
     return await _each(groups, client, _referred, concurrency)
 
 
 async def null_control(
-    groups: Sequence[Group], client: SamplingClient, *, sample: int = 8, concurrency: int = 16
+    groups: Sequence[Group],
+    client: SamplingClient,
+    *,
+    sample: int = 8,
+    concurrency: int | Semaphore = 16,
 ) -> NoiseReport:
     """Score some trajectories as the teacher would, but with the student's own prompt.
 
@@ -76,7 +81,7 @@ async def null_control(
         groups: with the student log-probs that credit will use.
         client: bound to the snapshot that sampled.
         sample: how many trajectories at most, taken in turn from each group.
-        concurrency: requests in flight.
+        concurrency: requests in flight, or the slots they take.
     """
     check_snapshots(groups, client)
     chosen = _spread([group.trajectories for group in groups], sample)
@@ -146,7 +151,9 @@ async def scores(
     return view.pick(result.logprobs, f"trajectory {trajectory.name}")
 
 
-async def _each(groups: Sequence[Group], client, change, concurrency: int) -> list[Group]:
+async def _each(
+    groups: Sequence[Group], client, change, concurrency: int | Semaphore
+) -> list[Group]:
     members = [t for group in groups for t in group.trajectories]
     requests = [partial(scores, client, own_view(t), t) for t in members]
     answers = iter(await bounded(requests, concurrency))

@@ -99,6 +99,7 @@ async def rollout(
     step: int,
     first_member: int = 0,
     on_done: Callable[[Trajectory], None] | None = None,
+    on_group: Callable[[Group], None] | None = None,
 ) -> list[Group]:
     """Sample `group_size` trajectories per task from the client's snapshot.
 
@@ -113,29 +114,36 @@ async def rollout(
         step: the training step.
         first_member: number of the first member of each group.
         on_done: called with each finished trajectory, in the order they finish.
+        on_group: called with each group whose last member is finished, while others still play.
 
     Raises:
         BackendError, AlignmentError, ConfigError: from the policy's side; faults of the
             environment are members of `Group.faults` instead.
     """
+    members_G: list[dict[int, Trajectory]] = [{} for _ in tasks]
+    groups: dict[int, Group] = {}
 
-    async def one(task: Task, member: int) -> Trajectory:
+    async def one(g: int, task: Task, member: int) -> None:
         seed = member_seed(run_seed, step, task.id, member)
         done = await play(task, environment, chat, client, limits, seed=seed, member=member)
+        members_G[g][member] = done
         if on_done is not None:
             on_done(done)
-        return done
+        if len(members_G[g]) == group_size:
+            groups[g] = _group_of(task, [members_G[g][m] for m in numbers])
+            if on_group is not None:
+                on_group(groups[g])
 
     numbers = range(first_member, first_member + group_size)
-    calls = [partial(one, task, member) for task in tasks for member in numbers]
-    played = await bounded(calls, limits.max_concurrency)
-    groups = []
-    for i, task in enumerate(tasks):
-        members = played[i * group_size : (i + 1) * group_size]
-        broken = tuple(t for t in members if t.stop is StopReason.ENV_ERROR)
-        good = tuple(t for t in members if t.stop is not StopReason.ENV_ERROR)
-        groups.append(Group(task, good, broken))
-    return groups
+    calls = [partial(one, g, task, m) for g, task in enumerate(tasks) for m in numbers]
+    await bounded(calls, limits.max_concurrency)
+    return [groups[g] for g in range(len(tasks))]
+
+
+def _group_of(task: Task, members: Sequence[Trajectory]) -> Group:
+    broken = tuple(t for t in members if t.stop is StopReason.ENV_ERROR)
+    good = tuple(t for t in members if t.stop is not StopReason.ENV_ERROR)
+    return Group(task, good, broken)
 
 
 async def play(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from turncredit.config import Run
+from turncredit.core.errors import DataError
 from turncredit.core.protocols import Environment, SamplingClient
 from turncredit.core.types import Group, Task, Trajectory
 from turncredit.loop.chat import Chat
@@ -14,6 +15,22 @@ from turncredit.loop.parts import Parts
 from turncredit.loop.rollout import Limits, rollout
 
 Progress = Callable[[int, int], None]
+OnGroup = Callable[[Group], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of one update.
+
+    Attributes:
+        groups: as sampled.
+        metrics: what a method that drops groups cost.
+        dropped: further groups that were played for it.
+    """
+
+    groups: list[Group]
+    metrics: Mapping[str, float]
+    dropped: Sequence[Group] = ()
 
 
 def limits_of(run: Run) -> Limits:
@@ -29,11 +46,7 @@ def limits_of(run: Run) -> Limits:
 
 
 class Sampler:
-    """Samples the groups of every update.
-
-    Attributes:
-        metrics: of the last update: what a method that drops groups cost.
-    """
+    """Samples the groups of every update."""
 
     def __init__(self, run: Run, parts: Parts, chat: Chat, limits: Limits) -> None:
         self._run, self._parts, self._chat, self._limits = run, parts, chat, limits
@@ -42,20 +55,33 @@ class Sampler:
             seed=run.schedule.seed,
             per_step=run.schedule.tasks_per_update,
         )
-        self.metrics: dict[str, float] = {}
 
-    async def sample(self, step: int, client: SamplingClient, progress: Progress) -> list[Group]:
+    async def sample(
+        self,
+        step: int,
+        client: SamplingClient,
+        progress: Progress,
+        on_group: OnGroup | None = None,
+    ) -> Batch:
         """The groups of update `step` (counted from 1), from the client's snapshot.
 
         Where the method drops groups (`keep`), further tasks are played until there are enough;
         the last batch is taken as it is (as DAPO's published code does).
+
+        Args:
+            step: the update.
+            client: bound to one snapshot.
+            progress: told how many trajectories of a batch are finished.
+            on_group: told of each finished group, where none is dropped and no member acts under
+                a hint.
         """
         tasks = self._order.take(step - 1)
-        groups = await self._batch(step, tasks, client, progress)
+        groups = await self._batch(step, tasks, client, progress, on_group)
         keep = getattr(self._parts.method, "keep", None)
         if keep is None:
-            return groups
+            return Batch(groups, {})
         wanted, taken = self._run.schedule.tasks_per_update, list(tasks)
+        played = [*groups]
         kept = [group for group in groups if keep(group, self._parts.method_config)]
         dropped, attempt = len(groups) - len(kept), 1
         while len(kept) < wanted and attempt < self._run.rollout.resample:
@@ -64,14 +90,41 @@ class Sampler:
             taken += more
             attempt += 1
             groups = await self._batch(step, more, client, progress)
+            played += groups
             fresh = [group for group in groups if keep(group, self._parts.method_config)]
             dropped += len(groups) - len(fresh)
             kept += fresh
-        self.metrics = {"sampling/batches": attempt, "sampling/groups_dropped": dropped}
-        return kept[:wanted] or groups
+        cost = {"sampling/batches": float(attempt), "sampling/groups_dropped": float(dropped)}
+        chosen = kept[:wanted] or groups
+        ids = {group.task.id for group in chosen}
+        return Batch(chosen, cost, [group for group in played if group.task.id not in ids])
+
+    def with_payloads(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        """Groups read from disk, their tasks again those of the environment.
+
+        Raises:
+            DataError: one is of a task that this update does not play.
+        """
+        known = self._order.take(step - 1)
+        for attempt in range(1, self._run.rollout.resample):
+            if {group.task.id for group in groups} <= {task.id for task in known}:
+                break
+            known = known + self._order.more(step - 1, known, attempt)
+        by_id = {task.id: task for task in known}
+        if lost := sorted({group.task.id for group in groups} - set(by_id)):
+            raise DataError(
+                f"the rollout kept for update {step} plays {lost[0]}, which this environment does "
+                "not give it: it was made with other tasks. Use the environment it was made with"
+            )
+        return [_of_task(group, by_id[group.task.id]) for group in groups]
 
     async def _batch(
-        self, step: int, tasks: Sequence[Task], client: SamplingClient, progress: Progress
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        client: SamplingClient,
+        progress: Progress,
+        on_group: OnGroup | None = None,
     ) -> list[Group]:
         size, how = self._run.schedule.group_size, self._run.needs.student_hint
         hinted = {"none": 0, "all": size, "half": size // 2}[how]
@@ -94,6 +147,7 @@ class Sampler:
                 step=step,
                 first_member=first,
                 on_done=count,
+                on_group=on_group,
             )
 
         plain = await play(self._parts.environment, size - hinted, 0) if hinted < size else []
@@ -104,6 +158,15 @@ class Sampler:
             for group in await play(self._parts.hinted, hinted, size - hinted)
         ]
         return [_joined(a, b) for a, b in zip(plain, under, strict=True)] if plain else under
+
+
+def _of_task(group: Group, task: Task) -> Group:
+    return replace(
+        group,
+        task=task,
+        trajectories=tuple(replace(t, task=task) for t in group.trajectories),
+        faults=tuple(replace(t, task=task) for t in group.faults),
+    )
 
 
 def _marked(group: Group, digest: str) -> Group:

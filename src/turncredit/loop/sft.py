@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from turncredit.core.datum import Datum
@@ -16,6 +17,7 @@ from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Group, Trajectory
 from turncredit.loop import metrics
+from turncredit.loop.accounting import Accounts
 from turncredit.loop.demonstrations import STORED, stored
 from turncredit.loop.sft_parts import LOSS, Parts
 from turncredit.loop.sft_rows import Order, hold_out, mean_loss, scaled, to_row
@@ -23,7 +25,7 @@ from turncredit.loop.sft_settings import Settings
 from turncredit.loop.train import Listener
 from turncredit.loop.weights import sampler_weights
 from turncredit.record import ledger as ledgers
-from turncredit.record.ledger import Ledger
+from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 
 
@@ -47,9 +49,11 @@ class Supervised:
         tracker: Tracker,
         listener: Listener,
     ) -> None:
-        self._settings, self._parts, self._folder = settings, parts, folder
+        model = getattr(settings.backend.config, "base_model", "")
+        self._accounts = Accounts(parts.backend, read_prices(settings.log.prices), model=model)
+        self._parts = replace(parts, backend=self._accounts.backend)
+        self._settings, self._folder = settings, folder
         self._tracker, self._listener = tracker, listener
-        self._ledger = Ledger()
         learn, aside = hold_out(
             demonstrations(folder), settings.sft.held_out, settings.schedule.seed
         )
@@ -79,13 +83,14 @@ class Supervised:
             await self._step(step, training, measured=is_saved)
             if is_saved:
                 await self._save(step, training)
+        self._listener.costs(self._accounts.totals(), self._accounts.priced)
 
     async def _begin(self) -> tuple[int, TrainingClient]:
         found = self._folder.checkpoints()
         last = found[-1] if found else None
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
-        self._ledger = Ledger.resume(self._folder.ledger())
+        self._accounts.resume(self._folder.ledger())
         try:
             training = await self._parts.backend.create_training_client(
                 seed=self._settings.schedule.seed,
@@ -146,7 +151,7 @@ class Supervised:
         )
 
     def _record(self, step: int, figures: Mapping[str, float]) -> None:
-        cost = self._ledger.end_step()
+        cost = self._accounts.close(step)
         row = {name: float(v) for name, v in {**figures, **ledgers.metrics(cost)}.items()}
         self._folder.append_ledger(step, cost)
         self._folder.append_metrics(step, row)
@@ -165,10 +170,8 @@ class Supervised:
     @contextmanager
     def _phase(self, step: int, name: str) -> Iterator[None]:
         self._listener.phase(step, name)
-        before = self._parts.backend.usage()
-        with self._ledger.phase(name):
+        with self._accounts.phase(step, name):
             yield
-        self._ledger.add(self._parts.backend.usage().since(before))
 
 
 def keep(folder: RunFolder, found: Sequence[Trajectory]) -> None:

@@ -6,6 +6,7 @@ before single turns. One request per look at a trajectory; nothing is cut or tok
 
 from __future__ import annotations
 
+from asyncio import Semaphore
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -85,7 +86,7 @@ async def score(
     readings: Sequence[Sequence[Readings]],
     client: SamplingClient,
     *,
-    concurrency: int = 16,
+    concurrency: int | Semaphore = 16,
     same_snapshot: bool = True,
 ) -> list[Group]:
     """Give every trajectory the teacher's log-probs: `Group`s of `ScoredTrajectory`.
@@ -97,7 +98,7 @@ async def score(
         groups: as sampled.
         readings: what `read` made of them.
         client: the teacher.
-        concurrency: requests in flight.
+        concurrency: requests in flight, or the slots they take.
         same_snapshot: the teacher must be the snapshot that sampled.
 
     Raises:
@@ -133,7 +134,7 @@ async def distributions(
     *,
     k: int,
     temperature: float = 1.0,
-    concurrency: int = 16,
+    concurrency: int | Semaphore = 16,
 ) -> list[list[Distribution | None]]:
     """The teacher's distribution at every action token, in the layout of the student's rows.
 
@@ -143,7 +144,7 @@ async def distributions(
         client: the teacher; a `DistributionClient`.
         k: likeliest tokens kept; below 0 the whole vocabulary.
         temperature: divides the logits.
-        concurrency: requests in flight.
+        concurrency: requests in flight, or the slots they take.
 
     Returns:
         Per group and member (T, k), NaN where nobody looked; None without any look.

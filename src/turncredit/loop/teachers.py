@@ -15,6 +15,31 @@ from turncredit.record.runlog import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The weights a rollout samples from: those in training at this moment, or saved ones.
+
+    Attributes:
+        backend: opens saved ones.
+        training: the weights of the run. They move on: take what is needed before their next step.
+        path: where the weights lie, when they are no longer those in training.
+    """
+
+    backend: Backend
+    training: TrainingClient
+    path: str = ""
+
+    async def client(self) -> SamplingClient:
+        """A client of a frozen copy."""
+        if self.path:
+            return await self.backend.create_sampling_client(model_path=self.path)
+        return await self.training.save_weights_and_get_sampling_client()
+
+    async def saved(self, name: str) -> str:
+        """Where they lie; saved as `name` when they lie nowhere yet."""
+        return self.path or await self.training.save_weights_for_sampler(name)
+
+
+@dataclass(frozen=True, slots=True)
 class Lent:
     """The teacher of one update.
 
@@ -37,15 +62,19 @@ class Lent:
 class Teachers:
     """Gives the teacher of every update, and brings it back after an interruption.
 
-    The rule is `run.needs.snapshot`: "current"; "stale": a copy taken every `refresh_every`
-    updates, and at the first one with a teacher; "initial": the weights training began with;
-    "average": of the weights so far; "trained": those of another run.
+    The rule is `run.needs.snapshot`: "current"; "stale": a copy of what samples, taken every
+    `refresh_every` updates, and at the first one with a teacher; "initial": the weights training
+    began with; "average": of the weights so far; "trained": those of another run.
+
+    An update's teacher is lent when its rollout begins. With `async_level` 1 that is while the
+    update before it is still being made: a teacher that was replaced then serves it to its end.
     """
 
     def __init__(self, run: Run, backend: Backend, folder: RunFolder) -> None:
         self._run, self._backend, self._folder = run, backend, folder
         self.rule = run.needs.snapshot
         self._kept: SamplingClient | None = None  # outlives an update
+        self._replaced: SamplingClient | None = None  # may serve the update before the next
         self._stale_path = ""
 
     async def begin(self, training: TrainingClient, last: Mapping[str, Any] | None) -> None:
@@ -68,15 +97,22 @@ class Teachers:
             self._stale_path = self._folder.resolve(last["teacher"])
             self._kept = await self._open(self._stale_path)
 
-    async def of(self, step: int, student: SamplingClient, training: TrainingClient) -> Lent:
-        """The teacher of update `step`."""
+    async def of(self, step: int, student: SamplingClient, source: Source) -> Lent:
+        """The teacher of update `step`, whose rollout begins.
+
+        Args:
+            step: the update.
+            student: bound to the snapshot that samples.
+            source: the weights of that snapshot.
+        """
+        await self._free_replaced()
         if self.rule == "current":
             return Lent(student, own=True)
         if self.rule == "average":
-            assert isinstance(training, AveragingClient)  # checked by `begin`
-            return Lent(await training.average_sampling_client(), ends=True)
+            assert isinstance(source.training, AveragingClient)  # checked by `begin`
+            return Lent(await source.training.average_sampling_client(), ends=True)
         if self.rule == "stale" and (self._kept is None or self._is_due(step)):
-            await self._renew(step, training)
+            await self._renew(step, source)
         if self._kept is None:
             self._kept = await self._open(self._path())
         return Lent(self._kept)
@@ -90,9 +126,15 @@ class Teachers:
         return {"teacher": self._folder.relative(self._stale_path)} if self._stale_path else {}
 
     async def close(self) -> None:
-        """Free the teacher that was kept."""
+        """Free the teachers that were kept."""
+        await self._free_replaced()
         if self._kept is not None:
             await self._kept.close()
+
+    async def _free_replaced(self) -> None:
+        replaced, self._replaced = self._replaced, None
+        if replaced is not None:
+            await replaced.close()
 
     def _is_due(self, step: int) -> bool:
         return (step - 1) % self._run.teacher.refresh_every == 0
@@ -103,10 +145,12 @@ class Teachers:
         used = done >= start and factor(start, decay_steps=self._run.needs.decay_steps, start=start)
         return bool(used) and not self._is_due(done + 1)
 
-    async def _renew(self, step: int, training: TrainingClient) -> None:
-        await self.close()
+    async def _renew(self, step: int, source: Source) -> None:
+        self._replaced, self._kept = self._kept, None
+        if not self._run.schedule.async_level:  # nobody else still needs it
+            await self._free_replaced()
         name = self._folder.teacher_path(step - 1).name
-        self._stale_path = await training.save_weights_for_sampler(name)
+        self._stale_path = await source.saved(name)
         self._kept = await self._open(self._stale_path)
 
     def _path(self) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from turncredit.backends import selfcheck
@@ -17,6 +18,8 @@ from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
+from turncredit.loop.accounting import Accounts
+from turncredit.loop.ahead import Rollouts
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import (
     Rows,
@@ -33,7 +36,7 @@ from turncredit.loop.remarks import refuse_hopeless, remarks
 from turncredit.loop.sampler import Sampler, limits_of
 from turncredit.loop.teachers import started_from
 from turncredit.record import ledger as ledgers
-from turncredit.record.ledger import Ledger
+from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 
 
@@ -55,6 +58,9 @@ class Listener:
     def note(self, text: str) -> None:
         """Something a person should read."""
 
+    def costs(self, totals: Mapping[str, Any], priced: str) -> None:
+        """The run is over: what it cost (`record.ledger`), and by which price, or why by none."""
+
 
 class Trainer:
     """One run over one folder; `await run()` makes the updates that are still missing."""
@@ -62,9 +68,11 @@ class Trainer:
     def __init__(
         self, run: Run, parts: Parts, folder: RunFolder, *, tracker: Tracker, listener: Listener
     ) -> None:
+        prices, model = read_prices(run.log.prices), getattr(run.backend.config, "base_model", "")
+        self._accounts = Accounts(parts.backend, prices, model=model)
+        parts = replace(parts, backend=self._accounts.backend)
         self._run, self._parts, self._folder = run, parts, folder
         self._tracker, self._listener = tracker, listener
-        self._ledger = Ledger()
         self._mismatch: dict[str, float] = {}  # measured at the start, logged with update 1
         self._chat = Chat(
             parts.backend.get_tokenizer(),
@@ -73,8 +81,15 @@ class Trainer:
             include_admissible_actions=run.rollout.include_admissible_actions,
         )
         self._limits = limits_of(run)
-        self._sampler = Sampler(run, parts, self._chat, self._limits)
         self._looking = Looking(run, parts, self._chat, folder)
+        self._rollouts = Rollouts(
+            run,
+            self._accounts,
+            Sampler(run, parts, self._chat, self._limits),
+            self._looking,
+            folder,
+            listener.progress,
+        )
         self._adam = AdamParams(
             learning_rate=run.optim.learning_rate,
             beta1=run.optim.adam_beta1,
@@ -96,11 +111,14 @@ class Trainer:
             self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
         try:
             for step in range(done + 1, schedule.max_steps + 1):
-                await self._step(step, training)
-                if step % schedule.save_every == 0 or step == schedule.max_steps:
+                saves = step % schedule.save_every == 0 or step == schedule.max_steps
+                await self._step(step, training, saves=saves)
+                if saves:
                     await self._save(step, training)
         finally:
+            await self._rollouts.close()
             await self._looking.close()
+        self._listener.costs(self._accounts.totals(), self._accounts.priced)
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +127,7 @@ class Trainer:
         last = found[-1] if found else None
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
-        self._ledger = Ledger.resume(self._folder.ledger())
+        self._accounts.resume(self._folder.ledger())
         if lost := set(range(1, done + 1)) - {row["step"] for row in self._folder.metrics()}:
             self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
         try:
@@ -124,6 +142,7 @@ class Trainer:
                 raise
             raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
         await self._looking.begin(training, last)
+        await self._rollouts.begin(training, last)
         if last is None:
             await self._check_logprobs(training)
         return done, training
@@ -139,20 +158,17 @@ class Trainer:
         for warning in report.judge():
             self._listener.note(warning)
         if self._run.teacher.student_logprobs == "auto":
-            self._looking.rescores = report.prefers_rescoring
+            self._looking.viewer.rescores = report.prefers_rescoring
 
     # ── one update ───────────────────────────────────────────────────────────────────────────
 
-    async def _step(self, step: int, training: TrainingClient) -> None:
-        client = await training.save_weights_and_get_sampling_client()
-        try:
-            with self._phase(step, "rollout"):
-                groups = await self._sampler.sample(step, client, self._listener.progress)
-            refuse_hopeless(groups, self._limits)
-            with self._phase(step, "teacher", teacher=True):
-                looked = await self._looking.look(step, groups, client, training)
-        finally:
-            await client.close()
+    async def _step(self, step: int, training: TrainingClient, *, saves: bool) -> None:
+        self._listener.phase(step, "rollout")
+        rolled = await self._rollouts.of(step, training, saves=saves)
+        refuse_hopeless(rolled.groups, self._limits)
+        with self._phase(step, "teacher", teacher=True):
+            looked = await self._looking.look(step, rolled)
+        await self._rollouts.done()
         with self._phase(step, "credit"):
             method, loss = self._parts.method, self._parts.loss
             credits = [method.credit(group, looked.config) for group in looked.groups]
@@ -204,13 +220,12 @@ class Trainer:
     ) -> None:
         with self._phase(step, "record"):
             self._folder.write_trajectories(step, looked.groups, credits)
-        cost = self._ledger.end_step()
+        cost = self._accounts.close(step, looked.groups)
         sampled = metrics.rollout_metrics(looked.groups)
         row = {
             **sampled,
             **metrics.credit_metrics(credits),
             **looked.metrics,
-            **self._sampler.metrics,
             **self._looking.observe(looked, sampled.get("reward/success_rate", 0.0)),
             **(self._mismatch if step == 1 else {}),
             **metrics.prefixed("train", {**rows.counts, **update}),
@@ -229,10 +244,12 @@ class Trainer:
             name = self._folder.checkpoint_path(step).name
             state = await training.save_state(name)
             sampler = await training.save_weights_for_sampler(name)
+            ahead = await self._rollouts.record(step)
         record = {
             "state": self._folder.relative(state),
             "sampler": self._folder.relative(sampler),
             **self._looking.record(),
+            **ahead,
         }
         self._folder.append_checkpoint(step, record)
         self._listener.saved(step, {**record, "state": state, "sampler": sampler})
@@ -240,10 +257,8 @@ class Trainer:
     @contextmanager
     def _phase(self, step: int, name: str, *, teacher: bool = False) -> Iterator[None]:
         self._listener.phase(step, name)
-        before = self._parts.backend.usage()
-        with self._ledger.phase(name):
+        with self._accounts.phase(step, name, teacher=teacher):
             yield
-        self._ledger.add(self._parts.backend.usage().since(before), teacher=teacher)
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from turncredit.record.atomic import Lines
 LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
 _OURS = ("config.json", "environment.json", *LINES, "trajectories", "checkpoints")
 _OURS_LATER = ("audit.json", "report.html", "mirrors", "run.lock")
-_CHECKPOINT = re.compile(r"step-\d{6,}")
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
 _TEACHER = re.compile(r"teacher-(\d{6,})")
+_BEHIND = re.compile(r"behind-(\d{6,})")
 _TRAJECTORIES = re.compile(r"\d{6,}\.jsonl\.gz")
 _TEMPORARY = re.compile(r"\..*\.tmp")
 
@@ -24,7 +25,7 @@ def foreign(run: Path) -> Iterator[str]:
     for place in run.glob("*"):
         if place.name not in (*_OURS, *_OURS_LATER) and not _TEMPORARY.fullmatch(place.name):
             yield place.name
-    ours = {"trajectories": (_TRAJECTORIES,), "checkpoints": (_CHECKPOINT, _TEACHER)}
+    ours = {"trajectories": (_TRAJECTORIES,), "checkpoints": (_CHECKPOINT, _TEACHER, _BEHIND)}
     for folder, patterns in ours.items():
         for place in (run / folder).glob("*"):
             if not any(p.fullmatch(place.name) for p in (*patterns, _TEMPORARY)):
@@ -37,16 +38,24 @@ def trajectory_steps(run: Path) -> list[int]:
     return sorted(int(n.partition(".")[0]) for n in names if _TRAJECTORIES.fullmatch(n))
 
 
-def checkpoint_folders(run: Path) -> list[Path]:
-    """The folders of all checkpoints, announced or not, ascending."""
-    places = sorted((run / "checkpoints").glob("*"))
-    return [p for p in places if p.is_dir() and _CHECKPOINT.fullmatch(p.name)]
+def checkpoint_folders(run: Path) -> list[tuple[int, Path]]:
+    """The folders of all checkpoints, announced or not, with their step, ascending."""
+    return _numbered(run, _CHECKPOINT)
 
 
 def teacher_folders(run: Path) -> list[tuple[int, Path]]:
-    """The folders of all stale teachers, with the updates made when they were taken, ascending."""
-    found = [(_TEACHER.fullmatch(p.name), p) for p in sorted((run / "checkpoints").glob("*"))]
-    return [(int(match[1]), p) for match, p in found if match]
+    """The folders of all stale teachers, with the updates before the one they serve, ascending."""
+    return _numbered(run, _TEACHER)
+
+
+def behind_folders(run: Path) -> list[tuple[int, Path]]:
+    """The folders of weights a rollout under way came from, with their checkpoint, ascending."""
+    return _numbered(run, _BEHIND)
+
+
+def _numbered(run: Path, form: re.Pattern[str]) -> list[tuple[int, Path]]:
+    found = [(form.fullmatch(p.name), p) for p in sorted((run / "checkpoints").glob("*"))]
+    return [(int(match[1]), p) for match, p in found if match and p.is_dir()]
 
 
 def remove_leftovers(run: Path) -> None:

@@ -2,17 +2,15 @@
 
     config.json  environment.json  metrics.jsonl  ledger.jsonl  checkpoints.jsonl
     trajectories/000007.jsonl.gz   checkpoints/step-000040/{state, sampler}
+    checkpoints/teacher-000030/sampler   checkpoints/behind-000040/sampler
 
 Steps count updates: step n is the n-th update, and checkpoint n holds the weights after it.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +18,8 @@ from typing import Any
 
 from turncredit.core.errors import AlignmentError, ConfigError, DataError
 from turncredit.core.types import Credit, Group
-from turncredit.record import atomic, layout
-from turncredit.record.rows import Recorded, group_to_rows, rows_to_groups
+from turncredit.record import atomic, layout, packed
+from turncredit.record.rows import Recorded
 
 
 class RunFolder:
@@ -166,7 +164,7 @@ class RunFolder:
         return self.checkpoint_dir / f"step-{step:06d}"
 
     def teacher_path(self, done: int) -> Path:
-        """Where the weights of a stale teacher belong, taken when `done` updates were made."""
+        """Where the weights of a stale teacher belong, taken for the update after `done` others."""
         return self.checkpoint_dir / f"teacher-{done:06d}"
 
     def relative(self, place: str) -> str:
@@ -208,14 +206,7 @@ class RunFolder:
             raise ConfigError(f"{path} exists already: step {step} was written before")
         if credits is not None and len(credits) != len(groups):
             raise AlignmentError("credits of a step", expected=len(groups), got=len(credits))
-        buffer = io.BytesIO()
-        # No name and no time in the gzip header: equal runs give equal bytes.
-        with gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0, compresslevel=6) as out:
-            for index, group in enumerate(groups):
-                credit = None if credits is None else credits[index]
-                for row in group_to_rows(index, group, credit):
-                    out.write(atomic.dump_line(row))
-        atomic.write_bytes(path, buffer.getvalue())
+        atomic.write_bytes(path, packed.pack(groups, credits))
         return path
 
     def read_trajectories(self, step: int) -> list[Recorded]:
@@ -225,18 +216,35 @@ class RunFolder:
             DataError: the step is not on disk, or its file is damaged.
         """
         path = self._trajectory_path(step)
-        try:
-            data = gzip.decompress(path.read_bytes())
-        except FileNotFoundError as error:
+        if not path.exists():
             raise DataError(
                 f"{self.path} has no trajectories of step {step}; it has {self.trajectory_steps()}"
-            ) from error
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is damaged: {error}") from error
-        try:
-            return rows_to_groups([json.loads(line) for line in data.split(b"\n") if line])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            )
+        return packed.read(path)
+
+    # ── a rollout under way ──────────────────────────────────────────────────────────────────
+
+    def behind_path(self, step: int) -> Path:
+        """Where the weights belong whose rollout is under way at checkpoint `step`."""
+        return self.checkpoint_dir / f"behind-{step:06d}"
+
+    def write_ahead(self, step: int, groups: Sequence[Group]) -> None:
+        """Save the rollout of update `step + 1` beside checkpoint `step`."""
+        atomic.write_bytes(self._ahead_path(step), packed.pack(groups))
+
+    def read_ahead(self, step: int) -> list[Group]:
+        """That rollout exactly as it was (but for `Task.payload`).
+
+        Raises:
+            DataError: it is not on disk, or its file is damaged.
+        """
+        path = self._ahead_path(step)
+        if not path.exists():
+            raise DataError(f"{path} is missing, which checkpoint {step} goes on with: restore it")
+        return [recorded.group for recorded in packed.read(path)]
+
+    def _ahead_path(self, step: int) -> Path:
+        return self.checkpoint_path(step) / "ahead.jsonl.gz"
 
     def trajectory_steps(self) -> list[int]:
         """The steps whose trajectories are on disk, ascending."""
@@ -269,19 +277,25 @@ class RunFolder:
         for found in self.trajectory_steps():
             if found > step:
                 self._trajectory_path(found).unlink()
-        announced = {self.checkpoint_path(row["step"]) for row in self.checkpoints()}
-        for folder in layout.checkpoint_folders(self.path):
-            if folder not in announced:
+        self._remove_weights_after(step)
+        layout.remove_leftovers(self.path)
+
+    def _remove_weights_after(self, step: int) -> None:
+        announced = {row["step"] for row in self.checkpoints()}
+        for found, folder in layout.checkpoint_folders(self.path):
+            if found not in announced:
+                shutil.rmtree(folder)
+        for found, folder in layout.behind_folders(self.path):
+            if found not in announced:
                 shutil.rmtree(folder)
         for done, folder in layout.teacher_folders(self.path):
             if done >= step:  # taken again by the next update, from the same weights
                 shutil.rmtree(folder)
-        layout.remove_leftovers(self.path)
 
     def _check_announced(self) -> None:
         """An interrupted save leaves one checkpoint unannounced; more, and the list was lost."""
-        announced = {self.checkpoint_path(row["step"]) for row in self.checkpoints()}
-        lost = [p.name for p in layout.checkpoint_folders(self.path) if p not in announced]
+        announced = {row["step"] for row in self.checkpoints()}
+        lost = [p.name for n, p in layout.checkpoint_folders(self.path) if n not in announced]
         if len(lost) > 1:
             raise DataError(
                 f"{self.path / 'checkpoints.jsonl'} does not name {', '.join(lost[:3])}, and "

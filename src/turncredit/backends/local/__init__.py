@@ -42,13 +42,48 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = field(
         default="auto", metadata={"help": "auto: float32 for small models on the CPU"}
     )
-    threads: int = field(default=0, metadata={"help": "torch threads; 0 keeps torch's choice"})
+    threads: int = field(
+        default=0,
+        metadata={"help": "torch threads; 0: torch's choice, one for small decoding steps"},
+    )
     max_batch: int = field(default=64, metadata={"help": "rows decoded together"})
     batch_tokens: int = field(
-        default=4096, metadata={"help": "padded tokens of one training or prefill pass"}
+        default=4096, metadata={"help": "tokens of one training, scoring or prefill pass"}
     )
     cache_gib: float = field(
         default=2.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
+    )
+    reuse_prefixes: bool = field(
+        default=True,
+        metadata={"help": "keep keys and values between turns and copy common prefixes"},
+    )
+    lean: bool = field(
+        default=True,
+        metadata={"help": "merge LoRA and fuse projections for passes without gradients (float32)"},
+    )
+
+    quantize: Literal["none", "4bit"] = field(
+        default="none",
+        metadata={"help": "4bit: frozen weights as 4-bit NormalFloat under LoRA (extra: gpu)"},
+    )
+    optimizer: Literal["adamw", "adamw8bit"] = field(
+        default="adamw", metadata={"help": "adamw8bit: moments of one byte each (extra: gpu)"}
+    )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "torch.compile norms and MLPs; pays on a GPU, or in long runs"},
+    )
+
+    share_prefixes: bool = field(
+        default=True,
+        metadata={"help": "rows that begin alike (a group) share that part in scoring, training"},
+    )
+    checkpointing: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={"help": "keep layer inputs only; auto: where one row exceeds --activation-gib"},
+    )
+    activation_gib: float = field(
+        default=4.0, metadata={"help": "memory for what a training pass keeps of its layers, GiB"}
     )
 
     def __post_init__(self) -> None:
@@ -57,8 +92,11 @@ class Config:
         for name in ("max_batch", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.cache_gib <= 0:
-            raise ConfigError(f"cache_gib={self.cache_gib}: must be positive")
+        if self.quantize != "none" and self.lora_rank == 0:
+            raise ConfigError("4-bit weights stay frozen: use a --lora-rank, or --quantize none")
+        for name in ("cache_gib", "activation_gib"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be positive")
 
 
 def create(config: Config) -> LocalBackend:
@@ -71,6 +109,8 @@ def create(config: Config) -> LocalBackend:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for module in ("torch", "transformers", "peft", "safetensors", "jinja2"):
         require(module, 'backend "local"', "local")
+    if config.quantize != "none" or config.optimizer == "adamw8bit":
+        require("bitsandbytes", f"{config.quantize} weights / {config.optimizer}", "gpu")
     from turncredit.backends.local.backend import LocalBackend
 
     return LocalBackend(config)

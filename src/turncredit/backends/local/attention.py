@@ -1,7 +1,8 @@
 """Attention for ragged rows, plugged into Transformers' attention interface.
 
-Without a mask it is plain causal attention over right-padded rows (a pad comes after every real
-token, so none looks at it). With a mask the keys are a cache and each row has its own length.
+With a layout it is that of a pack (`packed`). Without one and without a mask it is plain causal
+attention over right-padded rows (a pad comes after every real token, so none looks at it). With a
+mask the keys are a cache and each row has its own length.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "turncredit"
+LAYOUT = "turncredit_layout"  # the argument that the body hands down to attention, for a pack
 _CHANGES_THE_RESULT = ("softcap", "s_aux", "sliding_window", "position_bias", "sinks")
 
 _places: ContextVar[torch.Tensor | None] = ContextVar("places", default=None)
@@ -47,7 +49,7 @@ def attend(
     """Scaled dot-product attention.
 
     Args:
-        module: the calling layer (unused; the interface passes it).
+        module: the calling layer, which knows its number.
         query: (B, Hq, T, d). Head h reads key head h // (Hq / Hkv).
         key: (B, Hkv, L, d).
         value: (B, Hkv, L, d).
@@ -65,6 +67,9 @@ def attend(
     for name in _CHANGES_THE_RESULT:
         if extra.get(name) is not None:
             raise NotImplementedError(name)
+    layout = extra.get(LAYOUT)
+    if layout is not None:
+        return layout.attend(module.layer_idx, query, key, value, scaling), None
     batch, heads, length, width = query.shape
     groups = heads // key.shape[1]
     if attention_mask is None:

@@ -9,15 +9,19 @@ from pathlib import Path
 import torch
 
 from turncredit.backends import contract
-from turncredit.backends.local import CAPABILITIES, Config, sampler_files
+from turncredit.backends.local import CAPABILITIES, Config, optimizer, quantized, sampler_files
 from turncredit.backends.local.clients import LocalSamplingClient, LocalTrainingClient, Meter
 from turncredit.backends.local.decode import Decoder
+from turncredit.backends.local.device import choose_device
 from turncredit.backends.local.engine import Engine
-from turncredit.backends.local.loading import choose_device, load_policy, load_tokenizer
+from turncredit.backends.local.loading import load_policy, load_tokenizer
 from turncredit.backends.local.models import positions
+from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Tensors
+from turncredit.backends.local.shape import ceilings, model_shape
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.local.trainer import Trainer
+from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
@@ -32,6 +36,7 @@ class LocalBackend:
         if config.threads:
             torch.set_num_threads(config.threads)
         self._device = choose_device(config.device)
+        quantized.check(config, self._device)
         self._tokenizer: HfTokenizer | None = None
         self._engines: dict[int, tuple[Engine, Tensors]] = {}
         self._meter = Meter()
@@ -67,7 +72,7 @@ class LocalBackend:
         contract.check_origin(from_state, from_weights)
         engine, fresh = self._engine(self.config.lora_rank)
         weights = _seeded(fresh, seed)
-        trainer = Trainer(engine.policy, weights)
+        trainer = Trainer(engine.passes, weights, optimizer.make(self.config.optimizer, weights))
         client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self._meter)
         if from_state:
             client.restore(Path(from_state))
@@ -96,6 +101,16 @@ class LocalBackend:
         """All tokens so far."""
         return self._meter.total
 
+    def model_shape(self) -> ModelShape | None:
+        """Of the policy in training; None before it is loaded."""
+        loaded = self._engines.get(self.config.lora_rank)
+        return model_shape(loaded[0].policy, self.config.max_batch) if loaded else None
+
+    def ceilings(self) -> Ceilings | None:
+        """Of this machine, measured now; None before anything is loaded."""
+        loaded = self._engines.get(self.config.lora_rank)
+        return ceilings(self._device, loaded[0].policy.model.dtype) if loaded else None
+
     async def aclose(self) -> None:
         """Forget the network."""
         self._engines.clear()
@@ -109,8 +124,16 @@ class LocalBackend:
                 policy,
                 batch_tokens=self.config.batch_tokens,
                 cache_bytes=int(self.config.cache_gib * 2**30),
+                reuse=self.config.reuse_prefixes,
+                few_threads=not self.config.threads,
             )
-            engine = Engine(policy, decoder, self.config.max_batch, self.config.batch_tokens)
+            passes = Passes(
+                policy,
+                share=self.config.share_prefixes,
+                checkpointing=self.config.checkpointing,
+                activation_bytes=int(self.config.activation_gib * 2**30),
+            )
+            engine = Engine(passes, decoder, self.config.max_batch, self.config.batch_tokens)
             self._engines[lora_rank] = engine, policy.copy_trained()
         return self._engines[lora_rank]
 

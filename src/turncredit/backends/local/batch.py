@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from turncredit.backends.contract import STREAMS
+from turncredit.backends.local.passes import States
 from turncredit.backends.local.vocabulary import Divergence, Probe, divergence_settings, entropy
 from turncredit.core.datum import Datum
 from turncredit.core.losses import LossSpec
@@ -35,9 +36,11 @@ class ActionTokens:
         """Their ids, (N,)."""
         return torch.tensor(self._picked("tokens"), device=self._device)
 
-    def predicting(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of hidden states (B, T, d), those that predict them, (N, d)."""
-        return hidden[torch.as_tensor(self._row_N), torch.as_tensor(self._at_N - 1)]
+    def predicting(self, states: States) -> torch.Tensor:
+        """The hidden states that predict them, (N, d)."""
+        places = [states.places(b, w - 1) for b, w in enumerate(self.where)]
+        index = torch.as_tensor(np.concatenate(places), device=states.hidden.device)
+        return states.hidden.index_select(0, index)
 
     def stream(self, name: str) -> torch.Tensor:
         """A stream of the rows, (N,) float32."""

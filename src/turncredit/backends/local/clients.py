@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from turncredit.backends.local import Config, sampler_files, state
 from turncredit.backends.local.decode import Row
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.policy import Tensors
-from turncredit.backends.local.score import row_distribution, row_logprobs
+from turncredit.backends.local.score import Question, Reading, row_distribution, row_logprobs
 from turncredit.backends.local.trainer import Tally, Trainer
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import BackendError, ConfigError
@@ -63,10 +64,9 @@ class LocalSamplingClient:
             for i in range(num_samples)
         ]
         await self._engine.sample(rows)
-        cached = sum(row.reused for row in rows)
         usage = Usage(
-            prefill=len(ids) * num_samples - cached,
-            cached=cached,
+            prefill=sum(row.prefilled for row in rows),
+            cached=sum(row.reused for row in rows),
             sampled=sum(len(row.out) for row in rows),
             requests=1,
         )
@@ -78,9 +78,7 @@ class LocalSamplingClient:
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN."""
         ids = self._checked(tokens)
-        read = partial(row_logprobs, last_n=len(ids) if last_n is None else last_n)
-        scores = await self._engine.score(self.snapshot_id, self._weights, ids, read)
-        usage = self._meter.add(Usage(prefill=len(ids), requests=1))
+        scores, usage = await self._read(ids, row_logprobs, last_n)
         return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
 
     async def distribution(
@@ -93,9 +91,8 @@ class LocalSamplingClient:
         """
         ids = self._checked(tokens)
         contract.check_question(k, temperature)
-        read = partial(row_distribution, last_n=last_n, k=k, temperature=temperature)
-        found = await self._engine.score(self.snapshot_id, self._weights, ids, read)
-        self._meter.add(Usage(prefill=len(ids), requests=1))
+        read = partial(row_distribution, k=k, temperature=temperature)
+        found, _ = await self._read(ids, read, last_n)
         return found
 
     async def close(self) -> None:
@@ -103,6 +100,13 @@ class LocalSamplingClient:
         self._closed = True
         self._engine.decoder.slots.forget(self.snapshot_id)
         self._weights = {}
+
+    async def _read(self, ids: list[int], read: Reading, last_n: int | None) -> tuple[Any, Usage]:
+        start = 1 if last_n is None else max(1, len(ids) - last_n)
+        question = Question(ids, np.arange(start, len(ids)), read)
+        found, cached = await self._engine.score(self.snapshot_id, self._weights, question)
+        usage = Usage(prefill=len(ids) - cached, cached=cached, requests=1)
+        return found, self._meter.add(usage)
 
     def _checked(self, tokens: Ids) -> list[int]:
         if self._closed:
@@ -194,13 +198,17 @@ class LocalTrainingClient:
 
         def fill(folder: Path) -> None:
             state.save_tensors(folder / "weights.safetensors", trainer.weights)
-            state.save_tensors(folder / "exp_avg.safetensors", trainer.exp_avg)
-            state.save_tensors(folder / "exp_avg_sq.safetensors", trainer.exp_avg_sq)
+            for file, tensors in trainer.optimizer.files().items():
+                state.save_tensors(folder / file, tensors)
             if trainer.average:
                 state.save_tensors(folder / "average.safetensors", trainer.average)
 
         target = self._save_dir / name / "state"
-        about = {**self._identity(), "steps": trainer.steps}
+        about = {
+            **self._identity(),
+            "optimizer": trainer.optimizer.name,
+            "steps": trainer.steps,
+        }
         if trainer.average:
             about["average_decay"] = trainer.decay
         state.write_folder(target, fill, about)
@@ -222,13 +230,12 @@ class LocalTrainingClient:
             DataError: it is torn.
         """
         about = state.read_about(folder)
-        state.check_same(about, self._identity(), folder)
         trainer = self._trainer
+        wanted = {**self._identity(), "optimizer": trainer.optimizer.name}
+        state.check_same(about, wanted, folder)
         like = trainer.weights
         trainer.weights = state.load_tensors(folder / "weights.safetensors", like)
-        trainer.exp_avg = state.load_tensors(folder / "exp_avg.safetensors", like)
-        trainer.exp_avg_sq = state.load_tensors(folder / "exp_avg_sq.safetensors", like)
-        trainer.steps = int(about["steps"])
+        trainer.optimizer.restore(folder, int(about["steps"]))
         if "average_decay" in about:
             wide = {name: weight.float() for name, weight in like.items()}
             trainer.average = state.load_tensors(folder / "average.safetensors", wide)
@@ -253,6 +260,7 @@ class LocalTrainingClient:
             "base_model": self.base_model,
             "fingerprint": policy.fingerprint,
             "lora_rank": policy.lora_rank,
+            "quantize": self._config.quantize,
             "dtype": str(policy.model.dtype).removeprefix("torch."),
         }
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import torch
 
 from turncredit.backends.local.arena import Arena
+from turncredit.backends.local.cached import Chunk
 from turncredit.backends.local.noise import Draw, choose
-from turncredit.backends.local.policy import Chunk, Policy
-from turncredit.backends.local.slots import Slot, Slots, as_bytes
+from turncredit.backends.local.policy import Policy
+from turncredit.backends.local.slots import MIN_FORK, Slot, Slots, as_bytes, common
+from turncredit.backends.local.threads import threads_for
 from turncredit.core.protocols import Sample, SamplingParams
 
-# Logits of one row differ by up to ~1e-4 between batch shapes in float32; a choice closer than
-# this is made again by the canonical path (one row, no cache), so ids never depend on the batch.
-_NOISE = 1e-3
 _LOOK_AHEAD = 64  # positions reserved for an action when its row is admitted
+_WORTH = 32  # tokens of a common prefix for which a row waits until another has computed them
 
 
 @dataclass(slots=True, eq=False)
@@ -35,13 +35,25 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     slot: Slot | None = None
     stored: int = 0  # tokens whose keys are in the arena
-    reused: int = 0  # of which were there before this row
+    reused: int = 0  # tokens found there whenever the row was admitted,
+    prefilled: int = 0  # and tokens that had to be computed then
     stopped: bool = False
 
     @property
     def ids(self) -> list[int]:
         """Prompt and what is sampled so far."""
         return self.prompt + self.out
+
+    @property
+    def length(self) -> int:
+        """Tokens of `ids`."""
+        return len(self.prompt) + len(self.out)
+
+    @property
+    def new(self) -> list[int]:
+        """Tokens whose keys are not stored."""
+        begun = self.stored - len(self.prompt)
+        return self.out[begun:] if begun >= 0 else self.prompt[self.stored :] + self.out
 
     @property
     def done(self) -> bool:
@@ -58,60 +70,85 @@ class Row:
 
 
 class Decoder:
-    """Rows of one snapshot at a time, advanced together."""
+    """Rows of one snapshot at a time, advanced together.
 
-    def __init__(self, policy: Policy, *, batch_tokens: int, cache_bytes: int) -> None:
-        self._policy, self._batch_tokens = policy, batch_tokens
+    Args:
+        policy: the network.
+        batch_tokens: tokens of one prefill pass.
+        cache_bytes: for keys and values.
+        reuse: keep rows between turns and share common prefixes.
+        few_threads: give small passes one thread.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        batch_tokens: int,
+        cache_bytes: int,
+        reuse: bool = True,
+        few_threads: bool = False,
+    ) -> None:
+        self._policy, self._batch_tokens, self._reuse = policy, batch_tokens, reuse
+        self._few_threads = few_threads and policy.device.type == "cpu"
         self._arena = Arena(policy.cache_shape())
-        self.slots = Slots(self._arena, budget_bytes=cache_bytes)
+        self.slots = Slots(self._arena, budget_bytes=cache_bytes, reuse=reuse)
         self.rechecked = 0  # choices made again by the canonical path
+        self.preempted = 0  # rows that lost their place while they were sampled
 
     def admit(self, rows: list[Row]) -> list[Row]:
         """Give rows their place in the cache; returns those that found one.
 
-        Rows with the same prompt as another of the list wait for it, so that its keys are copied
-        instead of computed again.
+        A row that shares more with another of the list than with what is stored waits for it, so
+        that its keys are copied instead of computed again: of many games' first turns one goes
+        first, then one of each game, then the rest.
         """
         if not self._policy.cached:
+            for row in rows:
+                row.prefilled = row.length
             return rows
         self.slots.keep_only(rows[0].owner if rows else "")
         admitted: list[Row] = []
-        new: list[tuple[Row, bytes]] = []
-        seen: set[bytes] = set()
+        computing: list[bytes] = []
         for row in rows:
-            ids = as_bytes(row.ids)
-            if not self.slots.make_room(len(row.ids) + _LOOK_AHEAD):
+            room = row.length + min(_LOOK_AHEAD, row.params.max_tokens - len(row.out))
+            if not self.slots.admits(room):
                 break
-            row.slot = self.slots.extend(row.owner, ids)
-            if row.slot:
+            ids = as_bytes(row.ids)
+            slot = self.slots.extend(row.owner, ids, room)
+            if slot is None and not self._waits(row.owner, ids, computing):
+                slot = self.slots.fork(row.owner, ids, room)
+                computing.append(ids)
+            if slot:
+                row.slot, row.stored = slot, slot.length
+                row.reused += row.stored
+                row.prefilled += row.length - row.stored
                 admitted.append(row)
-            elif ids not in seen:
-                seen.add(ids)
-                new.append((row, ids))
-        for row, ids in new:
-            row.slot = self.slots.fork(row.owner, ids, len(row.ids) + _LOOK_AHEAD)
-            if row.slot:
-                admitted.append(row)
-        for row in admitted:
-            row.stored = row.reused = row.slot.length if row.slot else 0
         return admitted
 
     def batches(self, rows: list[Row]) -> list[list[Row]]:
         """Cut rows into passes of at most `batch_tokens` padded tokens, like lengths together."""
         out: list[list[Row]] = []
-        longest = 0
-        for row in sorted(rows, key=lambda r: (len(r.ids) - r.stored, r.slot.row if r.slot else 0)):
-            longest = len(row.ids) - row.stored
+        for row in sorted(rows, key=lambda r: (r.length - r.stored, r.slot.row if r.slot else 0)):
+            longest = row.length - row.stored
             if out and (len(out[-1]) + 1) * longest <= self._batch_tokens:
                 out[-1].append(row)
             else:
                 out.append([row])
         return out
 
-    @torch.no_grad()
     def advance(self, rows: list[Row]) -> None:
-        """Sample the next token of each row, after computing what is not stored of it."""
-        rows = sorted(rows, key=lambda r: r.slot.row if r.slot else 0)
+        """Sample the next token of each row, after computing what is not stored of it.
+
+        A row that lost its place in the cache, before or here, is left as it is (see `taken`).
+        """
+        if rows := self._seated(rows):
+            new = sum(row.length - row.stored for row in rows)
+            with threads_for(new * self._policy.size if self._few_threads else torch.inf):
+                self._sample(rows)
+
+    @torch.no_grad()
+    def _sample(self, rows: list[Row]) -> None:
         self._policy.mount(rows[0].weights)
         logits = self._policy.logits(self._hidden(rows))
         draw = Draw(
@@ -120,8 +157,11 @@ class Decoder:
             temperature=[r.params.temperature for r in rows],
             top_p=[r.params.top_p for r in rows],
         )
-        chosen, doubtful = choose(logits, draw, tolerance=_NOISE if self._policy.exact else 0.0)
+        tolerance = self._policy.noise if self._policy.exact else 0.0
+        chosen, doubtful = choose(logits, draw, tolerance=tolerance)
         if self._policy.exact:
+            # A choice within the noise is made again by the canonical path (one row, no cache), so
+            # ids depend neither on the batch nor on how a pass is computed.
             for b in doubtful.nonzero()[:, 0].tolist():
                 logits[b] = self._policy.fresh_logits(rows[b].ids)
                 chosen[b] = choose(logits[b : b + 1], draw.row(b), tolerance=0.0)[0][0]
@@ -134,18 +174,41 @@ class Decoder:
 
     def release(self, row: Row) -> None:
         """Leave the row's keys for the next turn."""
-        if row.slot:
+        if row.slot and not row.slot.lost:
             self.slots.release(row.slot, as_bytes(row.ids[: row.stored]))
-            row.slot = None
+        row.slot = None
+
+    def taken(self, rows: list[Row]) -> list[Row]:
+        """Rows whose place another needed: they start again from their ids when there is room."""
+        gone = [row for row in rows if row.slot and row.slot.lost]
+        for row in gone:
+            row.slot, row.stored = None, 0
+        self.preempted += len(gone)
+        return gone
+
+    def _waits(self, owner: str, ids: bytes, computing: list[bytes]) -> bool:
+        if not self._reuse or not computing:
+            return False
+        shared = max(common(ids[:-4], other) for other in computing)
+        return shared >= MIN_FORK and shared >= self.slots.nearest(owner, ids)[1] + _WORTH
+
+    def _seated(self, rows: list[Row]) -> list[Row]:
+        """Rows that have a place with room for one more token, in the order of places."""
+        if not self._policy.cached:
+            return rows
+        for row in rows:
+            if row.slot and not row.slot.lost:
+                self.slots.widen(row.slot, row.length + 1)
+        seated = [(row.slot.row, row) for row in rows if row.slot and not row.slot.lost]
+        return [row for _, row in sorted(seated, key=lambda pair: pair[0])]
 
     def _hidden(self, rows: list[Row]) -> torch.Tensor:
         if not self._policy.cached:
             hidden = self._policy.full([r.ids for r in rows])
-            last = torch.tensor([len(r.ids) - 1 for r in rows], device=hidden.device)
+            last = torch.tensor([r.length - 1 for r in rows], device=hidden.device)
             return hidden[torch.arange(len(rows), device=hidden.device), last]
-        self.slots.grow(max(len(r.prompt) + len(r.out) for r in rows) + 1)
         chunk = Chunk(
-            ids=[r.ids[r.stored :] for r in rows],
+            ids=[r.new for r in rows],
             starts=[r.stored for r in rows],
             rows=[r.slot.row for r in rows if r.slot],
         )
@@ -153,5 +216,5 @@ class Decoder:
         for row in rows:
             if not row.out and row.slot:
                 row.slot.ids = as_bytes(row.ids)  # others may fork from here on
-            row.stored = len(row.ids)
+            row.stored = row.length
         return hidden

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from turncredit.backends.local.decode import Decoder, Row
+from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy
-from turncredit.backends.local.score import Reading, read_rows
+from turncredit.backends.local.score import Question, answer, next_batch
 
 _QUIET = 3  # turns of the event loop without a new request before a batch is closed
 _PATIENCE_S = 0.001  # per wait for callers whose environment runs elsewhere
@@ -31,9 +32,8 @@ class ScoreJob:
 
     owner: str
     weights: Mapping[str, torch.Tensor]
-    ids: list[int]
-    read: Reading
-    future: asyncio.Future[Any]
+    question: Question
+    future: asyncio.Future[tuple[Any, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class SampleJob:
 class Engine:
     """The queue in front of one policy."""
 
-    policy: Policy
+    passes: Passes
     decoder: Decoder
     max_batch: int
     batch_tokens: int
@@ -62,6 +62,11 @@ class Engine:
     _arrived: int = 0
     _pump: asyncio.Task[None] | None = None
 
+    @property
+    def policy(self) -> Policy:
+        """The network."""
+        return self.passes.policy
+
     async def sample(self, rows: list[Row]) -> None:
         """Finish all `rows` (of one snapshot)."""
         job = SampleJob(rows, asyncio.get_running_loop().create_future(), len(rows))
@@ -71,11 +76,11 @@ class Engine:
         await job.future
 
     async def score(
-        self, owner: str, weights: Mapping[str, torch.Tensor], ids: list[int], read: Reading
-    ) -> Any:
-        """What `read` sees of one row."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._scores.append(ScoreJob(owner, weights, ids, read, future))
+        self, owner: str, weights: Mapping[str, torch.Tensor], question: Question
+    ) -> tuple[Any, int]:
+        """The answer, and how many tokens of the row were computed for another one."""
+        future: asyncio.Future[tuple[Any, int]] = asyncio.get_running_loop().create_future()
+        self._scores.append(ScoreJob(owner, weights, question, future))
         self._start()
         return await future
 
@@ -116,35 +121,34 @@ class Engine:
         self._arrived = self._answered = 0
 
     def _score_batch(self) -> None:
-        """Score queued rows of one snapshot: one on the CPU, similar lengths together elsewhere."""
+        """Answer the first question, and those of its snapshot that go well with it."""
         first = self._scores[0]
         same = [job for job in self._scores if job.owner == first.owner]
-        batch = same[:1]
-        if self.policy.device.type != "cpu":
-            same.sort(key=lambda job: len(job.ids))
-            longest = 0
-            batch = []
-            for job in same:
-                longest = max(longest, len(job.ids))
-                if batch and (len(batch) + 1) * longest > self.batch_tokens:
-                    break
-                batch.append(job)
+        chosen = next_batch(self.passes, [job.question for job in same], self.batch_tokens)
+        batch = [same[i] for i in chosen]
         self._scores = [job for job in self._scores if job not in batch]
-        scores = read_rows(self.policy, first.weights, [(j.ids, j.read) for j in batch])
-        for job, values in zip(batch, scores, strict=True):
-            job.future.set_result(values)
+        questions = [job.question for job in batch]
+        answers = answer(self.passes, first.weights, questions, self.batch_tokens)
+        for job, found in zip(batch, answers, strict=True):
+            job.future.set_result(found)
 
     async def _decode_round(self) -> None:
         while rows := self._admit():
             self._active.extend(rows)
             for batch in self.decoder.batches(rows):
-                self.decoder.advance(batch)
+                self._advance(batch)
                 await asyncio.sleep(0)
         for _ in range(_STEPS):
             if self._finish() or not self._active:
                 return
-            self.decoder.advance(self._active)
+            self._advance(self._active)
         self._finish()
+
+    def _advance(self, rows: list[Row]) -> None:
+        self.decoder.advance(rows)
+        if taken := self.decoder.taken(self._active):
+            self._active = [row for row in self._active if row not in taken]
+            self._waiting = taken + self._waiting
 
     def _admit(self) -> list[Row]:
         """Rows to start now. A prefill delays running rows, so it waits until it is worth it."""

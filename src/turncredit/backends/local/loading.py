@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from turncredit.backends.local import Config
+from turncredit.backends.local import Config, quantized
+from turncredit.backends.local.compiled import compile_blocks
+from turncredit.backends.local.device import choose_device, choose_dtype, prepare
 from turncredit.backends.local.models import resolve
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.core.errors import BackendError, ConfigError
-
-_SMALL = 50_000_000  # parameters up to which the CPU computes in float32
 
 
 def load_tokenizer(name: str) -> HfTokenizer:
@@ -48,53 +49,50 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
         ConfigError: no such model, or a combination that cannot train.
         BackendError: it cannot be read or fetched.
     """
+    config = replace(config, lora_rank=lora_rank)
     where = str(folder) if folder else resolve(config.base_model)
     device = choose_device(config.device)
+    prepare(device)
     options: dict[str, Any] = {
         "trust_remote_code": False,
         "use_safetensors": True,
         "local_files_only": Path(where).is_dir(),
     }
-    if config.dtype != "auto":
-        options["dtype"] = getattr(torch, config.dtype)
+    if config.dtype != "auto" or config.quantize != "none" or device.type == "cuda":
+        # Nothing that is read of the file decides it, so no wider copy need exist.
+        options["dtype"] = choose_dtype(config, device, 0)
+    if config.quantize != "none":
+        options.update(quantized.options(device, options["dtype"]))
     if options["local_files_only"]:  # reading a file needs no bar; a download does
         logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, **options)
-    except (OSError, ValueError) as error:
+        model: Any = AutoModelForCausalLM.from_pretrained(where, **options)
+    except (OSError, ValueError, ImportError) as error:
         raise BackendError(f'model "{config.base_model}": {error}') from error
+    policy = Policy(_placed(model, config, device), lora_rank=lora_rank, lean=config.lean)
+    if config.compile:
+        compile_blocks(policy)
+    return policy
+
+
+def _placed(model: Any, config: Config, device: torch.device) -> Any:
+    """The model on its device, in its number format.
+
+    Raises:
+        ConfigError: a format that cannot train.
+    """
+    if config.quantize != "none":
+        quantized.settle(model)
+        return model
+    if getattr(model, "is_quantized", False):
+        raise ConfigError(
+            f"the weights of {config.base_model} are quantized already: give the model they were "
+            "made from, with --quantize 4bit"
+        )
     dtype = choose_dtype(config, device, model.num_parameters())
-    if dtype is torch.bfloat16 and lora_rank == 0:
+    if dtype is torch.bfloat16 and config.lora_rank == 0:
         raise ConfigError(
             "training all parameters in bfloat16 loses small updates: "
             "use --dtype float32, or a --lora-rank"
         )
-    module: Any = model
-    return Policy(module.to(device=device, dtype=dtype), lora_rank=lora_rank)
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one.
-
-    Raises:
-        ConfigError: no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f'no device "{name}": use auto, cpu, cuda or cuda:0') from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch sees no CUDA device.   --device cpu")
-    return device
-
-
-def choose_dtype(config: Config, device: torch.device, parameters: int) -> torch.dtype:
-    """`auto`: bfloat16 only for LoRA on a GPU, or on a CPU with its units above 50 M parameters."""
-    if config.dtype != "auto":
-        return getattr(torch, config.dtype)
-    if config.lora_rank == 0 or (device.type == "cpu" and parameters <= _SMALL):
-        return torch.float32
-    has_units = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if has_units else torch.float32
+    return model.to(device=device, dtype=dtype)

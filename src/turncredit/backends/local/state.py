@@ -22,6 +22,14 @@ from turncredit.core.errors import ConfigError, DataError
 Tensors = dict[str, torch.Tensor]
 
 _FORMAT = 1
+# What a state must have in common with the run: its flag, and the value where it does not say.
+_COMPARED = {
+    "lora_rank": ("--lora-rank", None),
+    "quantize": ("--quantize", "none"),
+    "fingerprint": ("--base-model", None),
+    "dtype": ("--dtype", None),
+    "optimizer": ("--optimizer", "adamw"),
+}
 
 
 def write_folder(target: Path, fill: Callable[[Path], None], about: Mapping[str, Any]) -> None:
@@ -72,10 +80,9 @@ def check_same(about: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path
     Raises:
         ConfigError: names what differs.
     """
-    names = {"lora_rank": "--lora-rank", "fingerprint": "--base-model", "dtype": "--dtype"}
-    for key, flag in names.items():
-        if about.get(key) != wanted[key]:
-            saved, now = about.get(key), wanted[key]
+    for key, (flag, otherwise) in _COMPARED.items():
+        saved, now = about.get(key, otherwise), wanted.get(key, about.get(key, otherwise))
+        if saved != now:
             if key == "fingerprint":
                 saved, now = about.get("base_model"), f"{wanted['base_model']} (other weights)"
             raise ConfigError(f"{folder} was saved with {flag} {saved}, this run has {now}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,9 @@ import torch
 from turncredit.backends.contract import VOCABULARY, coefficient, has_signal
 from turncredit.backends.local.batch import ActionTokens
 from turncredit.backends.local.losses import TOKEN_TERMS, PolicyLoss, policy_loss
+from turncredit.backends.local.microbatches import packed, padded, trained_row
+from turncredit.backends.local.optimizer import Optimizer
+from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy, Tensors
 from turncredit.backends.local.score import token_logprobs
 from turncredit.core.datum import Datum
@@ -75,37 +78,38 @@ class Tally:
 
 @dataclass(slots=True)
 class Trainer:
-    """The live weights, their gradients, AdamW's moments, and perhaps an average of the weights.
+    """The live weights, their gradients, their optimizer, and perhaps an average of the weights.
 
-    `exp_avg`, `exp_avg_sq` and `average` have the names of `weights`; `steps` counts optimizer
-    steps. The average is float32 on any model: bfloat16 would lose every small change.
+    `average` has the names of `weights`. It is float32 on any model: bfloat16 would lose every
+    small change.
     """
 
-    policy: Policy
+    passes: Passes
     weights: Tensors
-    exp_avg: Tensors = field(default_factory=dict)
-    exp_avg_sq: Tensors = field(default_factory=dict)
-    steps: int = 0
+    optimizer: Optimizer
     gradients: Tensors = field(default_factory=dict)
     average: Tensors = field(default_factory=dict)
     decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.exp_avg:
-            self.exp_avg = {n: torch.zeros_like(w) for n, w in self.weights.items()}
-            self.exp_avg_sq = {n: torch.zeros_like(w) for n, w in self.weights.items()}
+    @property
+    def policy(self) -> Policy:
+        """The network."""
+        return self.passes.policy
 
-    def micro_batches(self, data: Sequence[Datum], batch_tokens: int) -> Iterator[list[int]]:
-        """Indices of rows per pass: similar lengths together, ≤ `batch_tokens` padded tokens."""
-        order = sorted(range(len(data)), key=lambda i: (len(data[i].tokens), i))
-        batch: list[int] = []
-        for i in order:
-            if batch and (len(batch) + 1) * len(data[i].tokens) > batch_tokens:
-                yield batch
-                batch = []
-            batch.append(i)
-        if batch:
-            yield batch
+    @property
+    def steps(self) -> int:
+        """Optimizer steps made."""
+        return self.optimizer.steps
+
+    def micro_batches(self, data: Sequence[Datum], batch_tokens: int) -> list[list[int]]:
+        """Indices of rows per pass of `batch_tokens` computed tokens or fewer."""
+        most = self.passes.room(batch_tokens)
+        rows = [trained_row(row) for row in data]
+        if self.passes.kernel is None:
+            return padded([len(ids) for _, ids, _ in rows], most)
+        if not self.passes.share:
+            rows = [(i, ids, 0) for i, (_, ids, _) in enumerate(rows)]
+        return packed([(key, len(ids), shared) for key, ids, shared in rows], most)
 
     def accumulate(self, rows: Sequence[Datum], spec: LossSpec, tally: Tally) -> list[Array]:
         """Add the gradient of the summed loss of `rows`; returns new log-probs, (T,) each.
@@ -113,12 +117,25 @@ class Trainer:
         Only action positions go through the LM head, so no other logit can influence the loss.
         """
         parameters = self.policy.mount(self.weights)
-        hidden = self.policy.full([row.tokens.tolist() for row in rows])
         tokens = ActionTokens(rows, self.policy.device)
+        wanted = any(has_signal(row, spec) for row in rows)
+        with torch.set_grad_enabled(wanted):
+            loss_N, policy, new = self._losses(tokens, spec, tally)
+            if wanted:
+                loss_N.sum().backward()
+                self._collect(parameters)
+        tally.add(loss_N, policy)
+        return tokens.spread(new)
+
+    def _losses(
+        self, tokens: ActionTokens, spec: LossSpec, tally: Tally
+    ) -> tuple[torch.Tensor, PolicyLoss, torch.Tensor]:
+        """Loss (N,), its policy part, and the new log-probs (N,)."""
+        states = self.passes.states([trained_row(row) for row in tokens.rows])
         probed = [term for term in spec.terms if term in VOCABULARY]
         new, *seen = token_logprobs(
             self.policy,
-            tokens.predicting(hidden),
+            tokens.predicting(states),
             tokens.targets(),
             [tokens.probe(term, spec) for term in probed],
         )
@@ -132,11 +149,7 @@ class Trainer:
             weight_N = tokens.weight(term)
             loss_N = loss_N + _factor(term, spec) * weight_N * value_N
             tally.add_term(term, value_N, weight_N)
-        if any(has_signal(row, spec) for row in rows):
-            loss_N.sum().backward()
-            self._collect(parameters)
-        tally.add(loss_N, policy)
-        return tokens.spread(new)
+        return loss_N, policy, new
 
     def optimize(self, adam: AdamParams) -> dict[str, float]:
         """One AdamW step; clears the gradients. A non-finite gradient changes nothing."""
@@ -150,9 +163,7 @@ class Trainer:
         if adam.grad_clip_norm > 0:
             scale = min(1.0, adam.grad_clip_norm / (norm + 1e-6))
             gradients = {n: g * scale for n, g in gradients.items()}
-        self.steps += 1
-        for name, gradient in gradients.items():
-            self._adamw(name, gradient, adam)
+        self.optimizer.step(self.weights, gradients, adam)
         for name, average in self.average.items():
             average.mul_(self.decay).add_(self.weights[name].float(), alpha=1 - self.decay)
         return {"grad_norm": norm, "skipped_steps": 0.0}
@@ -169,17 +180,6 @@ class Trainer:
             if gradient is not None:
                 held = self.gradients.get(name)
                 self.gradients[name] = gradient if held is None else held.add_(gradient)
-
-    @torch.no_grad()
-    def _adamw(self, name: str, gradient: torch.Tensor, adam: AdamParams) -> None:
-        """Decoupled weight decay, bias-corrected moments (Loshchilov and Hutter 2019)."""
-        weight, mean, square = self.weights[name], self.exp_avg[name], self.exp_avg_sq[name]
-        weight.mul_(1 - adam.learning_rate * adam.weight_decay)
-        mean.lerp_(gradient, 1 - adam.beta1)
-        square.mul_(adam.beta2).addcmul_(gradient, gradient, value=1 - adam.beta2)
-        rate = adam.learning_rate / (1 - adam.beta1**self.steps)
-        root = (square / (1 - adam.beta2**self.steps)).sqrt_().add_(adam.eps)
-        weight.addcdiv_(mean, root, value=-rate)
 
 
 def _token_term(term: str, new: torch.Tensor, tokens: ActionTokens, spec: LossSpec) -> torch.Tensor:

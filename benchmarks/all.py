@@ -1,0 +1,74 @@
+"""Every benchmark in turn, each in a process of its own; then all bars again, one line each.
+
+    python benchmarks/all.py [--quick] [--clock wall|cpu]
+
+A bar that is missed is a line saying so. Only a benchmark that crashes makes this one fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FULL = (
+    ("rollouts.py",),
+    ("rescoring.py",),
+    ("memory.py",),
+    ("update.py",),
+    ("environments.py",),
+    ("growth.py",),
+    ("credit.py",),
+    ("engine.py",),
+)
+QUICK = (
+    ("rollouts.py", "--quick"),
+    ("memory.py", "--quick"),
+    ("update.py", "--quick"),
+    ("environments.py", "--quick"),
+)
+
+
+def run(command: tuple[str, ...], clock: str) -> tuple[int, list[str]]:
+    """Run one script, showing what it prints; its exit code and its bars."""
+    name, *flags = command
+    if name != "engine.py":  # it always counts CPU time
+        flags += ["--clock", clock]
+    bars: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-u", str(HERE / name), *flags], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if line.startswith("bar "):
+                bars.append(line)
+    return process.returncode, bars
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="about three minutes")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="wall")
+    args = parser.parse_args()
+    bars: list[str] = []
+    crashed: list[str] = []
+    start = time.perf_counter()
+    for command in QUICK if args.quick else FULL:
+        began = time.perf_counter()
+        code, found = run(command, args.clock)
+        bars += found
+        if code:
+            crashed.append(f"{command[0]} ended with exit code {code}")
+        print(f"-- {command[0]}: {time.perf_counter() - began:.0f} s\n", flush=True)
+    print(f"all in {time.perf_counter() - start:.0f} s")
+    print("bar NAME ratio needed pass|fail")
+    print("".join(bars), end="")
+    print("\n".join(crashed), file=sys.stderr)
+    return 1 if crashed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The accounts of a run: every call of its backend, booked on an update and a purpose.
+
+A phase sets both for the task that enters it and for all tasks started inside, so that counts land
+where they belong whatever runs at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from turncredit.core.costs import Ceilings, ModelShape
+from turncredit.core.protocols import Backend, MeasuredBackend
+from turncredit.core.types import Group, Usage
+from turncredit.loop import floor
+from turncredit.loop.reads import Extent, Reads
+from turncredit.loop.watching import Watched
+from turncredit.record.ledger import Ledger
+from turncredit.record.prices import Prices, missing
+
+
+@dataclass(frozen=True, slots=True)
+class _Purpose:
+    step: int | None = None
+    teacher: bool = False
+
+
+_LOOSE = _Purpose()  # of calls outside all phases: they belong to the update that ends next
+_NOW: ContextVar[_Purpose | None] = ContextVar("purpose", default=None)
+
+
+class Accounts:
+    """Books the calls of one backend; `backend` is the one to use from then on."""
+
+    def __init__(self, backend: Backend, prices: Prices, *, model: str = "") -> None:
+        self._inner, self._model = backend, model
+        self.backend: Backend = Watched(backend, self)
+        self._ledger = Ledger()
+        self._price = prices.find(backend.name, model)
+        self._booked = backend.usage()
+        self._reads: defaultdict[_Purpose, Reads] = defaultdict(Reads)
+        self._rows, self._most_rows = 0, 0
+        self._ceilings: Ceilings | None = None
+        self._measured = False
+
+    def resume(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from the records of earlier updates."""
+        self._ledger = Ledger.resume(records)
+
+    @contextmanager
+    def phase(self, step: int, name: str, *, teacher: bool = False) -> Iterator[None]:
+        """Time a phase of an update, and book on it what is asked of the backend inside."""
+        key = self._ledger.key(step)
+        before = _NOW.set(_Purpose(key, teacher))
+        try:
+            with self._ledger.phase(name, key):
+                yield
+        finally:
+            _NOW.reset(before)
+
+    def close(self, step: int, groups: Sequence[Group] | None = None) -> dict[str, Any]:
+        """The record of an update, which is then over.
+
+        Args:
+            step: the update; with what was booked on none.
+            groups: the games played in it; None where none are.
+        """
+        self.used()
+        student, teacher = (self._taken(step, teacher=t) for t in (False, True))
+        unique, teacher_unique = student.unique(), teacher.unique()
+        used = self._ledger.usage(step)
+        more: dict[str, Any] = {
+            "tokens": {"unique": unique.tokens, "teacher_unique": teacher_unique.tokens}
+        }
+        if groups is not None:
+            more["games"] = _games(groups)
+        if shape := self._shape():
+            more |= self._arithmetic(
+                shape,
+                [(student, unique, used[0].prefill), (teacher, teacher_unique, used[1].prefill)],
+            )
+        if self._price:
+            spent = self._price.of(_kinds(*used), self._ledger.elapsed())
+            more["money"] = {"currency": self._price.currency, "amount": spent}
+        self._most_rows = self._rows
+        return self._ledger.end_step(step, more=more)
+
+    def rolled(self, step: int) -> Usage:
+        """What the student of an update that is still open has used."""
+        return self._ledger.usage(step)[0]
+
+    def rebook(self, step: int, usage: Usage, groups: Sequence[Group]) -> None:
+        """Book a rollout that was read from a checkpoint as if it had just been played."""
+        with self.phase(step, "rollout"):
+            for t in (t for group in groups for t in (*group.trajectories, *group.faults)):
+                for k, turn in enumerate(t.turns):
+                    prompt = t.tokens[: turn.start].tolist()
+                    self.reads.sample(t.snapshot_id, prompt, [t.action_tokens(k).tolist()])
+        self._ledger.add(usage, step=step)
+
+    def totals(self) -> dict[str, Any]:
+        """All closed updates together."""
+        return self._ledger.totals()
+
+    @property
+    def priced(self) -> str:
+        """By which price money is counted, or why it is not."""
+        return str(self._price or missing(self._inner.name, self._model))
+
+    # ── books, for the watched clients ───────────────────────────────────────────────────────
+
+    @property
+    def reads(self) -> Reads:
+        """What this task asks for now."""
+        return self._reads[_NOW.get() or _LOOSE]
+
+    def used(self) -> None:
+        """Book what the backend counted since the last time on this task's purpose."""
+        now, purpose = self._inner.usage(), _NOW.get() or _LOOSE
+        usage, self._booked = now.since(self._booked), now
+        self._ledger.add(usage, teacher=purpose.teacher, step=purpose.step)
+
+    def under_way(self, rows: int) -> None:
+        """Count the sequences in flight."""
+        self._rows += rows
+        self._most_rows = max(self._most_rows, self._rows)
+
+    # ── arithmetic ───────────────────────────────────────────────────────────────────────────
+
+    def _taken(self, step: int, *, teacher: bool) -> Reads:
+        found = self._reads.pop(_Purpose(step, teacher), Reads())
+        found.absorb(self._reads.pop(_Purpose(None, teacher), Reads()))
+        return found
+
+    def _shape(self) -> ModelShape | None:
+        inner = self._inner
+        return inner.model_shape() if isinstance(inner, MeasuredBackend) else None
+
+    def _arithmetic(
+        self, shape: ModelShape, parts: Sequence[tuple[Reads, Extent, int]]
+    ) -> dict[str, Any]:
+        work = floor.arithmetic(shape, parts)
+        found: dict[str, Any] = {"flops": {"done": work.total, "floor": work.floor}}
+        if not self._measured and isinstance(self._inner, MeasuredBackend):
+            self._measured, self._ceilings = True, self._inner.ceilings()
+        if self._ceilings:
+            found["floor_seconds"] = floor.seconds(
+                shape, self._ceilings, work, together=self._most_rows
+            )
+        return found
+
+
+def _games(groups: Sequence[Group]) -> dict[str, int]:
+    """Games that count, and how many of them were won."""
+    played = [t for group in groups for t in group.trajectories]
+    return {"played": len(played), "solved": sum(t.success for t in played)}
+
+
+def _kinds(student: Usage, teacher: Usage) -> dict[str, int | None]:
+    both = student + teacher
+    return {
+        "prefill": student.prefill,
+        "teacher": teacher.prefill,
+        "cached": both.cached,
+        "sampled": both.sampled,
+        "trained": both.trained,
+    }

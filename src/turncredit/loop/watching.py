@@ -1,0 +1,194 @@
+"""A backend whose every call is booked, in the name of whatever made it.
+
+The clients it hands out are those of the backend, with a note taken after each call: what was
+asked, what the backend counted meanwhile. Numbers, order and errors stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from turncredit.core.datum import Datum, Distribution
+from turncredit.core.protocols import (
+    AdamParams,
+    AveragingClient,
+    Backend,
+    Capabilities,
+    DistributionClient,
+    ForwardBackwardOutput,
+    SampleResult,
+    SamplingClient,
+    SamplingParams,
+    ScoreResult,
+    Tokenizer,
+    TrainingClient,
+)
+from turncredit.core.types import Ids, Usage
+from turncredit.loop.reads import Reads
+
+
+class Books(Protocol):
+    """Where calls are noted."""
+
+    @property
+    def reads(self) -> Reads:
+        """What is asked for now, in this task, belongs here."""
+        ...
+
+    def used(self) -> None:
+        """A call came back: what the backend counted since the last one was its."""
+        ...
+
+    def under_way(self, rows: int) -> None:
+        """So many sequences are being sampled more (or fewer) from now on."""
+        ...
+
+
+class Watched:
+    """A `Backend`."""
+
+    def __init__(self, backend: Backend, books: Books) -> None:
+        self._backend, self._books = backend, books
+        self.name = backend.name
+
+    def capabilities(self) -> Capabilities:
+        """The backend's."""
+        return self._backend.capabilities()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The backend's."""
+        return self._backend.get_tokenizer()
+
+    async def create_training_client(
+        self,
+        *,
+        seed: int,
+        save_dir: str,
+        from_state: str | None = None,
+        from_weights: str | None = None,
+    ) -> TrainingClient:
+        """The backend's, watched."""
+        client = await self._backend.create_training_client(
+            seed=seed, save_dir=save_dir, from_state=from_state, from_weights=from_weights
+        )
+        averages = isinstance(client, AveragingClient)
+        return (_Averaging if averages else _Training)(client, self._books)
+
+    async def create_sampling_client(self, *, model_path: str | None = None) -> SamplingClient:
+        """The backend's, watched."""
+        return _sampling(
+            await self._backend.create_sampling_client(model_path=model_path), self._books
+        )
+
+    def usage(self) -> Usage:
+        """The backend's."""
+        return self._backend.usage()
+
+    async def aclose(self) -> None:
+        """Free everything."""
+        await self._backend.aclose()
+
+
+class _Sampling:
+    """A `SamplingClient`."""
+
+    def __init__(self, client: Any, books: Books) -> None:
+        self._client, self._books = client, books
+        self.snapshot_id: str = client.snapshot_id
+
+    async def sample(
+        self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
+    ) -> SampleResult:
+        self._books.under_way(num_samples)
+        try:
+            with _booked(self._books):
+                result = await self._client.sample(prompt, params=params, num_samples=num_samples)
+        finally:
+            self._books.under_way(-num_samples)
+        answers = [sample.tokens for sample in result.samples]
+        self._books.reads.sample(self.snapshot_id, prompt, answers)
+        return result
+
+    async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
+        with _booked(self._books):
+            result = await self._client.compute_logprobs(tokens, last_n=last_n)
+        self._books.reads.score(self.snapshot_id, tokens, last_n)
+        return result
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class _Distributing(_Sampling):
+    """A `DistributionClient` too."""
+
+    async def distribution(
+        self, tokens: Ids, *, last_n: int, k: int, temperature: float = 1.0
+    ) -> Distribution:
+        with _booked(self._books):
+            result = await self._client.distribution(
+                tokens, last_n=last_n, k=k, temperature=temperature
+            )
+        self._books.reads.score(self.snapshot_id, tokens, last_n)
+        return result
+
+
+class _Training:
+    """A `TrainingClient`."""
+
+    def __init__(self, client: Any, books: Books) -> None:
+        self._client, self._books = client, books
+        self.base_model: str = client.base_model
+
+    async def save_weights_and_get_sampling_client(self) -> SamplingClient:
+        return _sampling(await self._client.save_weights_and_get_sampling_client(), self._books)
+
+    async def forward_backward(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+    ) -> ForwardBackwardOutput:
+        with _booked(self._books):
+            output = await self._client.forward_backward(
+                data, loss_fn=loss_fn, loss_fn_config=loss_fn_config
+            )
+        for row in data:
+            self._books.reads.train(len(row.tokens), int(row.mask.sum()))
+        return output
+
+    async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        with _booked(self._books):
+            return await self._client.optim_step(params)
+
+    async def save_state(self, name: str) -> str:
+        return await self._client.save_state(name)
+
+    async def save_weights_for_sampler(self, name: str) -> str:
+        return await self._client.save_weights_for_sampler(name)
+
+
+class _Averaging(_Training):
+    """An `AveragingClient` too."""
+
+    def track_average(self, decay: float) -> None:
+        self._client.track_average(decay)
+
+    async def average_sampling_client(self) -> SamplingClient:
+        return _sampling(await self._client.average_sampling_client(), self._books)
+
+
+def _sampling(client: SamplingClient, books: Books) -> SamplingClient:
+    return (_Distributing if isinstance(client, DistributionClient) else _Sampling)(client, books)
+
+
+@contextmanager
+def _booked(books: Books) -> Iterator[None]:
+    """Around a call. A backend counts as it answers, so no other call comes between."""
+    try:
+        yield
+    finally:
+        books.used()

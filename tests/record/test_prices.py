@@ -1,0 +1,136 @@
+"""Prices: what is published, what the user says, and what nobody knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from turncredit.core.errors import ConfigError, DataError
+from turncredit.record.prices import Price, Prices, missing, read_prices
+
+RATES = {"prefill": 1.0, "cached": 0.1, "sample": 3.0, "train": 2.0}
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    return file
+
+
+def test_what_is_shipped_names_its_source_and_day() -> None:
+    entries = read_prices().entries
+    assert entries
+    for price in entries:
+        assert price.source.startswith("https://"), price
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", price.as_of), price
+        assert None not in (price.prefill, price.sample, price.train)
+
+
+def test_nothing_is_guessed() -> None:
+    prices = read_prices()
+    for service, model in (("local", "household-tiny"), ("pytrio", "Qwen/Qwen3.5-4B")):
+        assert prices.find(service, model) is None
+        assert model in missing(service, model)
+        assert "--prices" in missing(service, model)
+    assert prices.find("tinker", "Qwen/nobody") is None
+
+
+def test_four_rates_and_an_hour() -> None:
+    price = Price(service="x", **RATES, hour=36.0)
+    millions = {"prefill": 2, "teacher": 1, "cached": 10, "sampled": 0.5, "trained": 4}
+    tokens = {kind: n * 1_000_000 for kind, n in millions.items()}
+    assert price.of(tokens, 100.0) == pytest.approx(3 * 1 + 10 * 0.1 + 0.5 * 3 + 4 * 2 + 1.0)
+    assert Price(service="x", hour=36.0).of(tokens, 100.0) == pytest.approx(1.0)
+
+
+def test_what_may_have_come_from_a_cache_is_charged_in_full() -> None:
+    price = Price(service="x", **RATES)
+    assert price.of({"prefill": 1_000_000, "cached": None}, 0.0) == pytest.approx(1.0)
+    dear = Price(service="x", **{**RATES, "cached": None})
+    assert dear.of({"cached": 1_000_000}, 0.0) == pytest.approx(1.0)
+
+
+def test_the_users_table_comes_first_and_the_model_before_any(tmp_path: Path) -> None:
+    file = table(
+        tmp_path,
+        """
+        [[price]]
+        service = "local"
+        currency = "EUR"
+        hour = 2
+        [[price]]
+        service = "tinker"
+        model = "Qwen/Qwen3.5-4B"
+        prefill = 9
+        sample = 9
+        train = 9
+        """,
+    )
+    prices = read_prices(file)
+    local = prices.find("local", "household-tiny")
+    assert local
+    assert (local.currency, local.hour, local.model) == ("EUR", 2.0, "*")
+    mine = prices.find("tinker", "Qwen/Qwen3.5-4B")
+    assert mine
+    assert mine.prefill == 9
+    assert "your own table" in str(mine)
+    published = prices.find("tinker", "Qwen/Qwen3-8B")
+    assert published
+    assert published.as_of in str(published)
+    both = Prices([Price(service="a", hour=1.0), Price(service="a", model="m", hour=2.0)])
+    named = both.find("a", "m")
+    assert named
+    assert named.hour == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[price]\n", "not valid TOML"),
+        ("service = 'x'\n", r"\[\[price\]\]"),
+        ("[price]\nservice = 'x'\n", r"\[\[price\]\]"),
+        ("[[price]]\nmodel = 'm'\n", "entry 1 names no service"),
+        ("[[price]]\nservice = 'x'\n", "entry 1: it has no rate"),
+        ("[[price]]\nservice = 'x'\nprefil = 1\n", 'Did you mean "prefill"'),
+        ("[[price]]\nservice = 'x'\nhour = -1\n", "hour is -1"),
+        ("[[price]]\nservice = 'x'\nhour = nan\n", "hour is nan"),
+        ("[[price]]\nservice = 'x'\nhour = 'free'\n", "give a number"),
+        ("[[price]]\nservice = 'x'\nprefill = 1\nhour = 1\n", "together"),
+        ("[[price]]\nservice = 'x'\ncached = 1\nhour = 1\n", "together"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = table(tmp_path, text)
+    with pytest.raises(DataError, match=words) as raised:
+        read_prices(file)
+    assert str(file) in str(raised.value)
+
+
+def test_no_such_table(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prices(tmp_path / "none.toml")
+
+
+def test_a_price_in_python_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="no rate"):
+        Price(service="x")
+
+
+def test_the_table_of_the_docs_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "costs.md").read_text("utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    own = read_prices(table(tmp_path, text)).entries[:2]
+    assert [(price.service, price.model) for price in own] == [
+        ("local", "*"),
+        ("pytrio", "Qwen/Qwen3.5-4B"),
+    ]
+
+
+def test_what_the_article_counted_by_published_rates() -> None:
+    price = read_prices().find("tinker", "Qwen/Qwen3.5-4B")
+    assert price is not None
+    millions = {"prefill": 212.95, "cached": 549.26, "sampled": 9.98, "trained": 30.52}
+    cost = price.of({kind: n * 1e6 for kind, n in millions.items()}, 0.0)
+    assert cost == pytest.approx(139.0, abs=0.1)
