@@ -26,6 +26,7 @@ T = TypeVar("T")
 GROUP: ContextVar[Hashable] = ContextVar("group", default=None)
 
 _BACKOFF_S, _LONGEST_S = 1.0, 30.0
+_REMIND_S = 120.0  # without an answer: then it is said, of all calls at most so often
 
 
 @contextmanager
@@ -111,7 +112,7 @@ class Calls:
         deadline: seconds a call may take, waiting for a slot not counted.
         attempts: of a call that is safe to repeat.
         backoff: seconds before the first repetition; doubles, with jitter.
-        on_wait: told in words when the service makes us wait.
+        on_wait: told in words when the service makes us wait; may be set later.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class Calls:
         if deadline <= 0 or attempts < 1:
             raise ConfigError(f"deadline={deadline}, attempts={attempts}: both must be positive")
         self._slots, self._deadline, self._attempts = Slots(limit), deadline, attempts
-        self._backoff, self._on_wait = backoff, on_wait
+        self._backoff, self.on_wait = backoff, on_wait
+        self._reminded = -_REMIND_S
         self._random = random.Random()
         self.counts = Counts()
 
@@ -179,7 +181,8 @@ class Calls:
     ) -> T:
         try:
             async with asyncio.timeout(deadline):
-                return await make()
+                with self._reminders(what):
+                    return await make()
         except TimeoutError as error:
             self.counts.timed_out += 1
             self._abandon(estimate)
@@ -196,6 +199,26 @@ class Calls:
         if estimate is not None:
             self.counts.abandoned_usage += estimate
 
+    @contextmanager
+    def _reminders(self, what: str) -> Iterator[None]:
+        """Say now and then that a call is still waited for: SDKs repeat requests in silence."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def remind() -> None:
+            nonlocal handle
+            now = loop.time()
+            if now - self._reminded >= _REMIND_S:
+                self._reminded = now
+                self._say(f"{what}: no answer for {now - began:.0f} s so far; still waiting")
+            handle = loop.call_later(_REMIND_S, remind)
+
+        handle = loop.call_later(_REMIND_S, remind)
+        try:
+            yield
+        finally:
+            handle.cancel()
+
     def _say(self, text: str) -> None:
-        if self._on_wait:
-            self._on_wait(text)
+        if self.on_wait:
+            self.on_wait(text)

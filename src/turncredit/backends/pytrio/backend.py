@@ -142,6 +142,15 @@ class PytrioBackend:
         """What happened to calls."""
         return self._shared.calls.counts
 
+    def abandoned(self) -> tuple[int, Usage]:
+        """Calls given up while the service had them, and what they may have cost."""
+        return self.counts().abandoned, self.counts().abandoned_usage
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Say in words when the service, or its SDK, makes us wait."""
+        self._shared.calls.on_wait = say
+        versions.listen(say)
+
     async def aclose(self) -> None:
         """End the session."""
         service, self._service = self._service, None

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
+from turncredit.backends.hosted.faults import scrubbed, shortened
 from turncredit.core.errors import ConfigError
 from turncredit.core.registry import require
 
@@ -66,6 +68,29 @@ def configure(trio: ModuleType, settings: Mapping[str, Any]) -> None:
         if here is not None:
             chosen[here] = value
     trio.configure(**chosen)
+
+
+class _Words(logging.Handler):
+    """Passes on what the SDK logs for a person: warnings, and waits for capacity."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(level=logging.INFO)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it, if it is such a message."""
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING or "capacity" in text.lower():
+            self._say(f"PyTRIO: {scrubbed(shortened(text))}")
+
+
+def listen(say: Callable[[str], None]) -> None:
+    """Hear what the SDK logs, in place of its own printing. Of the whole process."""
+    log = logging.getLogger("pytrio")
+    for handler in list(log.handlers):
+        if isinstance(handler, _Words) or type(handler).__name__ == "TrioConsoleHandler":
+            log.removeHandler(handler)
+    log.addHandler(_Words(say))
 
 
 def sampling_id(client: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,15 @@ class TinkerBackend:
     def calls(self) -> Calls:
         """What has happened to calls so far is in its `counts`."""
         return self._link.calls
+
+    def abandoned(self) -> tuple[int, Usage]:
+        """Calls given up while the service had them, and what they may have cost."""
+        counts = self._link.calls.counts
+        return counts.abandoned, counts.abandoned_usage
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Say in words when the service, or its SDK, makes us wait."""
+        self._link.listen(say)
 
     @property
     def observed(self) -> dict[str, int]:
