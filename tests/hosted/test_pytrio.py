@@ -18,10 +18,11 @@ from turncredit.backends.check import check_backend
 from turncredit.backends.hosted import faults
 from turncredit.backends.hosted.normalise import REDUCTIONS
 from turncredit.backends.hosted.probe import probe
+from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.pytrio import Config
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, SamplingParams
+from turncredit.core.protocols import Backend, SamplingParams, UpdatingClient
 
 
 async def _moved(backend: Backend, folder: Path, loss: str = "ppo") -> np.ndarray:
@@ -70,6 +71,35 @@ def test_one_update_moves_weights_as_ours_whatever_the_service_divides_by(
             assert backend.capabilities().loss_reduction == reduction
             await backend.aclose()
         np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+    asyncio.run(main())
+
+
+def test_a_pass_and_its_step_go_together_and_do_what_they_do_apart(tmp_path: Path) -> None:
+    slow = Rule(fault=Fault("delay", seconds=0.3), path=r"/v1/events/", times=3)
+    data = [row(1.0, (0, 1)), row(-0.5, (1,)), row(0.25, (0, 0, 1))]
+
+    async def main() -> None:
+        with rig(tmp_path / "together", rules=[slow], max_batch_size=2) as made:
+            training = await made.backend().create_training_client(seed=0, save_dir="")
+            assert isinstance(training, UpdatingClient)
+            update = asyncio.ensure_future(training.update(data, loss_fn="ppo", params=ADAM))
+            applied = made.service.actor.applied
+            while not any(kind == "trainer.optimize_step" for _, kind in applied):
+                await asyncio.sleep(0.005)
+                assert not update.done()
+            out, stepped = await update
+            assert np.isfinite(stepped["grad_norm"])
+            client = await training.save_weights_and_get_sampling_client()
+            found = (await client.compute_logprobs(data[0].tokens.tolist())).logprobs
+        with rig(tmp_path / "apart", max_batch_size=2) as made:
+            training = await made.backend().create_training_client(seed=0, save_dir="")
+            apart = await training.forward_backward(data, loss_fn="ppo")
+            await training.optim_step(ADAM)
+            client = await training.save_weights_and_get_sampling_client()
+            wanted = (await client.compute_logprobs(data[0].tokens.tolist())).logprobs
+        assert out.metrics == apart.metrics
+        np.testing.assert_array_equal(found, wanted)
 
     asyncio.run(main())
 

@@ -14,7 +14,7 @@ from pytrio_rig import ADAM, PROMPT, Rig, rig, row
 
 from turncredit.backends.hosted import faults
 from turncredit.backends.loopback.faults import Fault, Rule
-from turncredit.core.errors import BackendError, TurncreditError
+from turncredit.core.errors import BackendError, ConfigError, TurncreditError
 from turncredit.core.protocols import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=6, seed=3, stop_ids=(1,))
@@ -167,6 +167,28 @@ def test_a_refused_batch_leaves_the_run_usable(tmp_path: Path) -> None:
             await training.forward_backward([row()], loss_fn="ppo")
             assert (await training.optim_step(ADAM))["grad_norm"] > 0
             await backend.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_pass_refused_with_its_step_under_way_ends_the_run(tmp_path: Path) -> None:
+    """The step would move the weights by its old momentum."""
+
+    async def main() -> None:
+        with rig(tmp_path) as made:
+            training = await made.backend().create_training_client(seed=0, save_dir="")
+            await training.update([row()], loss_fn="ppo", params=ADAM)
+
+            async def refuses(*_: object, **__: object) -> None:
+                raise ConfigError("refused")
+
+            made.service.muscle.forward_backward = refuses
+            with pytest.raises(TurncreditError):
+                await training.update([row()], loss_fn="ppo", params=ADAM)
+            kinds = [kind for _, kind in made.service.actor.applied]
+            assert kinds.count("trainer.optimize_step") == 2
+            with pytest.raises(faults.StateUncertain, match="last checkpoint"):
+                await training.save_state("after")
 
     asyncio.run(main())
 

@@ -18,7 +18,7 @@ from turncredit.backends.hosted import faults
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.tinker import Flags
 from turncredit.backends.tinker.errors import translated
-from turncredit.core.errors import BackendError
+from turncredit.core.errors import BackendError, ConfigError, TurncreditError
 
 _PASS, _STEP = r"/forward_backward$", r"/optim_step$"
 _SAMPLE, _FETCH = r"/asample$", r"/retrieve_future$"
@@ -114,6 +114,26 @@ def test_an_update_without_an_answer_ends_the_run_and_says_the_way_back(
                     await call
             assert backend.calls.counts.abandoned == 1
             assert backend.usage().trained == sum(len(row.tokens) for row in DATA)
+
+    asyncio.run(main())
+
+
+def test_a_pass_refused_with_its_step_under_way_ends_the_run(tmp_path: Path) -> None:
+    """The step would move the weights by its old momentum."""
+
+    async def main() -> None:
+        with rig(tmp_path) as made:
+            training = await made.backend().create_training_client(seed=0, save_dir="")
+            await training.update(DATA, loss_fn="ppo", params=ADAM)
+
+            async def refuses(*_: object, **__: object) -> None:
+                raise ConfigError("refused")
+
+            made.service.muscle.forward_backward = refuses
+            with pytest.raises(TurncreditError, match="refused"):
+                await training.update(DATA, loss_fn="ppo", params=ADAM)
+            with pytest.raises(faults.StateUncertain, match="last checkpoint"):
+                await training.save_state("after")
 
     asyncio.run(main())
 

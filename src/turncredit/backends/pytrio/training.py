@@ -35,6 +35,9 @@ _NAMED_S = 7 * 24 * 3600
 _OF_CROSS_ENTROPY = {"token_mean": "advantage_token_mean", "advantage_token_mean": "token_sum"}
 
 
+_NOTHING = ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
+
+
 class PytrioTrainingClient:
     """A training run on the service.
 
@@ -80,29 +83,17 @@ class PytrioTrainingClient:
             ConfigError: a loss, term or setting the service does not have.
             StateUncertain: nobody knows whether the gradients were added.
         """
-        loss = _checked_loss(loss_fn, loss_fn_config)
-        contract.check_rows(data, loss, self._shared.vocabulary())
+        loss = self._checked(data, loss_fn, loss_fn_config)
         if not data:
-            return ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
-        wire = prescaled([shift(row) for row in data], self._reduction(loss))
-        sent = [self._datum(row, loss) for row in wire]
-        cost = Usage(trained=sum(len(row.inputs) for row in wire), cached=None, requests=1)
+            return _NOTHING
+        wire = self._wire(data, loss)
 
         async def make() -> Any:
-            future = await self._client.forward_backward_async(
-                sent, loss_fn=loss.policy, loss_fn_config=dict(window(loss))
-            )
-            return await future
+            return await (await self._submit_pass(wire, loss))
 
-        found = await self._train("forward_backward", make, cost)
+        found = await self._train("forward_backward", make, _cost(wire))
         self._pending = self._pending or any(row.advantages.any() for row in data)
-        new = _logprobs(found.loss_fn_outputs, data)
-        own = {f"service_{name}": float(value) for name, value in found.metrics.items()}
-        return ForwardBackwardOutput(
-            logprobs=new,
-            metrics={**own, **tally(data, new, loss)},
-            usage=self._shared.count(cost),
-        )
+        return self._passed(data, loss, found, _cost(wire))
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """One AdamW step.
@@ -110,25 +101,41 @@ class PytrioTrainingClient:
         Raises:
             StateUncertain: nobody knows whether it was made.
         """
-        asked = self._shared.trio.AdamParams(
-            learning_rate=params.learning_rate,
-            beta1=params.beta1,
-            beta2=params.beta2,
-            eps=params.eps,
-            weight_decay=params.weight_decay,
-            grad_clip_norm=params.grad_clip_norm,
-        )
 
         async def make() -> Any:
-            return await (await self._client.optim_step_async(asked))
+            return await (await self._submit_step(params))
 
-        found = await self._train("optim_step", make, Usage(requests=1))
-        self._shared.count(Usage(cached=None, requests=1))
-        self._pending = False
-        self._steps += 1
-        metrics = {name: float(value) for name, value in found.metrics.items()}
-        norms = [value for name, value in metrics.items() if name.endswith("grad_norm")]
-        return {**metrics, "grad_norm": norms[0] if norms else float("nan")}
+        return self._stepped(await self._train("optim_step", make, Usage(requests=1)))
+
+    async def update(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+        params: AdamParams,
+    ) -> tuple[ForwardBackwardOutput, Mapping[str, float]]:
+        """`forward_backward` and `optim_step` submitted together, which saves a round of waiting.
+
+        Raises:
+            ConfigError: a loss, term or setting the service does not have.
+            StateUncertain: nobody knows whether both were applied.
+        """
+        loss = self._checked(data, loss_fn, loss_fn_config)
+        if not data:
+            return _NOTHING, await self.optim_step(params)
+        wire, both = self._wire(data, loss), "forward_backward and optim_step"
+
+        async def make() -> Any:
+            passing = await self._submit_pass(wire, loss)
+            # From here the step is on its way, too: a pass that is refused now leaves it alone.
+            self._lost = f"{both} were under way"
+            stepping = await self._submit_step(params)
+            return await passing, await stepping
+
+        passed, stepped = await self._train(both, make, _cost(wire))
+        self._lost = ""
+        return self._passed(data, loss, passed, _cost(wire)), self._stepped(stepped)
 
     async def save_state(self, name: str) -> str:
         """Save weights and optimizer on the service; returns their `trio://` URI.
@@ -160,6 +167,52 @@ class PytrioTrainingClient:
         return await self._save_sampler(name, None)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _checked(
+        self, data: Sequence[Datum], loss_fn: str, settings: Mapping[str, float] | None
+    ) -> LossSpec:
+        loss = _checked_loss(loss_fn, settings)
+        contract.check_rows(data, loss, self._shared.vocabulary())
+        return loss
+
+    def _wire(self, data: Sequence[Datum], loss: LossSpec) -> list[Shifted]:
+        return prescaled([shift(row) for row in data], self._reduction(loss))
+
+    async def _submit_pass(self, wire: Sequence[Shifted], loss: LossSpec) -> Any:
+        sent = [self._datum(row, loss) for row in wire]
+        return await self._client.forward_backward_async(
+            sent, loss_fn=loss.policy, loss_fn_config=dict(window(loss))
+        )
+
+    async def _submit_step(self, params: AdamParams) -> Any:
+        asked = self._shared.trio.AdamParams(
+            learning_rate=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+            grad_clip_norm=params.grad_clip_norm,
+        )
+        return await self._client.optim_step_async(asked)
+
+    def _passed(
+        self, data: Sequence[Datum], loss: LossSpec, found: Any, cost: Usage
+    ) -> ForwardBackwardOutput:
+        new = _logprobs(found.loss_fn_outputs, data)
+        own = {f"service_{name}": float(value) for name, value in found.metrics.items()}
+        return ForwardBackwardOutput(
+            logprobs=new,
+            metrics={**own, **tally(data, new, loss)},
+            usage=self._shared.count(cost),
+        )
+
+    def _stepped(self, found: Any) -> Mapping[str, float]:
+        self._shared.count(Usage(cached=None, requests=1))
+        self._pending = False
+        self._steps += 1
+        metrics = {name: float(value) for name, value in found.metrics.items()}
+        norms = [value for name, value in metrics.items() if name.endswith("grad_norm")]
+        return {**metrics, "grad_norm": norms[0] if norms else float("nan")}
 
     async def _named(self) -> Any:
         uri = await self._save_sampler(f"snapshot-{uuid4().hex}", _NAMED_S)
@@ -213,6 +266,10 @@ class PytrioTrainingClient:
         except asyncio.CancelledError:
             self._lost = f"{what} was cancelled on the way"
             raise
+
+
+def _cost(wire: Sequence[Shifted]) -> Usage:
+    return Usage(trained=sum(len(row.inputs) for row in wire), cached=None, requests=1)
 
 
 def _checked_loss(loss_fn: str, config: Mapping[str, float] | None) -> LossSpec:

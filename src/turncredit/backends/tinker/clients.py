@@ -210,14 +210,16 @@ class TinkerTrainingClient:
             StateUncertain: whether both took effect is not known.
         """
         loss = readable_loss(loss_fn, loss_fn_config)
+        if not data:
+            none = ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
+            return none, await self.optim_step(params)
         passing, stepping = self._submit_pass(data, loss), self._submit_step(params)
 
         async def both() -> Any:
             return await passing(), await stepping()
 
-        passed, stepped = await self._link.train(
-            "forward_backward and optim_step", both, _trained(data)
-        )
+        what, most = "forward_backward and optim_step", _trained(data)
+        passed, stepped = await self._link.train(what, both, most, joint=True)
         return self._passed(data, loss, passed), self._stepped(stepped)
 
     async def save_state(self, name: str) -> str:

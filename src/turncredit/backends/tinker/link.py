@@ -38,13 +38,14 @@ class Pauses(logging.Handler):
     def __init__(self) -> None:
         super().__init__(level=logging.WARNING)
         self._last = (0.0, "")
+        self.say: Callable[[str], None] = _log.warning
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep what speaks of a pause, and show it: with a handler the SDK's own log is silent."""
         text = record.getMessage()
         if "paused" in text:
             self._last = time.monotonic(), text
-            _log.warning("Tinker: %s", text)
+            self.say(f"Tinker: {text}")
 
     def since(self, begun: float) -> str:
         """The last reason said after a time of the monotonic clock, or nothing."""
@@ -75,13 +76,22 @@ class Link:
         """A call that changes nothing, and is repeated when the service stumbles."""
         return await self._run(what, call, estimate=estimate, training=False)
 
-    async def train(self, what: str, call: Call, estimate: Usage | None = None) -> Any:
-        """A call that changes a training run, made once."""
+    async def train(
+        self, what: str, call: Call, estimate: Usage | None = None, *, joint: bool = False
+    ) -> Any:
+        """A call that changes a training run, made once.
+
+        `joint` calls are two: when the service refuses the first, the second goes on without it.
+        """
         self.check_trainable()
         try:
             return await self._run(what, call, estimate=estimate, training=True)
         except faults.StateUncertain as error:
             self._broken = str(error)
+            raise
+        except BackendError as error:
+            if joint:
+                self._broken = str(faults.uncertain("Tinker", what, str(error)))
             raise
         except asyncio.CancelledError:
             # It was submitted, and the service does not take it back.
@@ -101,6 +111,10 @@ class Link:
         """
         if self._broken:
             raise faults.StateUncertain(self._broken)
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Say in words when the service makes us wait."""
+        self.calls.on_wait = self._pauses.say = say
 
     def close(self) -> None:
         """Stop listening to the SDK's log."""
