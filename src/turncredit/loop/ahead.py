@@ -133,10 +133,18 @@ class Rollouts:
         if now is not None:
             await now.close()
 
-    async def record(self, step: int) -> dict[str, Any]:
-        """What checkpoint `step` must say for `begin`. Waits for the rollout that is under way."""
+    async def record(self, step: int, *, fallback: str = "") -> dict[str, Any]:
+        """What checkpoint `step` must say for `begin`. Waits for the rollout that is under way.
+
+        Args:
+            step: the checkpoint.
+            fallback: weights of a checkpoint nobody had planned, so that those of the rollout
+                under way are gone: the next one comes from these, and is for once on-policy.
+        """
         if not self._level:
             return {}
+        if fallback:
+            return {"behind": self._folder.relative(fallback)}
         record: dict[str, Any] = {"behind": self._folder.relative(self._behind)}
         if self._next is not None:
             batch = await self._next.task
