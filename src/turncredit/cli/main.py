@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "what is installed, what is missing, and how to get it",
     "check-env": "conformance suite of an environment",
     "check-backend": "conformance suite of a backend",
+    "serve-loopback": "a PyTRIO or Tinker service on this machine, to rehearse a paid run",
     "conformance": "replay published numbers against our functions",
 }
 

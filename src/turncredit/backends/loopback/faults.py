@@ -11,9 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-from turncredit.core.errors import ConfigError
+from turncredit.core.errors import ConfigError, did_you_mean
 
 Kind = Literal["status", "drop", "lose_reply", "delay", "duplicate"]
 
@@ -95,3 +95,45 @@ class Plan:
             return False
         self._fired[n] += 1
         return True
+
+
+_WORD = re.compile(
+    r"(?P<kind>[a-z_]+|\d{3})(?:=(?P<value>[\d.]+))?(?:@(?P<rate>[\d.]+))?(?::(?P<path>\S+))?"
+)
+
+
+def parse(text: str) -> list[Rule]:
+    """Rules from words, separated by commas: `KIND[=VALUE][@CHANCE][:PATH]`.
+
+    A number stands for an HTTP status; the value of any other kind is seconds. So
+    `503@0.02,429@0.02,delay=0.2@0.5,drop@0.01:sample,lose_reply@0.01,duplicate@0.01`.
+
+    Raises:
+        ConfigError: a word is none.
+    """
+    return [_rule(word.strip()) for word in text.split(",") if word.strip()]
+
+
+def _rule(word: str) -> Rule:
+    found = _WORD.fullmatch(word)
+    kinds = [kind for kind in get_args(Kind) if kind != "status"]
+    kind = found["kind"] if found else ""
+    try:
+        if found is None or not (kind.isdigit() or kind in kinds):
+            near = did_you_mean(kind or word, kinds)
+            raise ConfigError(
+                f"no fault {word!r}.{near} Write KIND[=SECONDS][@CHANCE][:PATH], the kind an HTTP "
+                f"status or one of {', '.join(kinds)}"
+            )
+        seconds = float(found["value"] or (1.0 if kind == "delay" else 0.0))
+        if kind.isdigit():
+            code = "too_many_requests" if kind == "429" else "service_unavailable"
+            fault = Fault("status", seconds=seconds, status=int(kind), code=code)
+        else:
+            fault = Fault(cast("Kind", kind), seconds=seconds)
+        re.compile(path := found["path"] or "")
+        return Rule(fault=fault, path=path, rate=float(found["rate"] or 1.0))
+    except (ValueError, re.error) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"fault {word!r}: {error}") from error
