@@ -77,6 +77,9 @@ class TinkerService:
         model: the name of the base model, as clients must call it.
         quirks: what it does otherwise than Tinker is documented to.
         flags: what it tells clients.
+
+    Raises:
+        MissingExtra: the `tinker` package, which has the classes of the wire, is not installed.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class TinkerService:
         quirks: Quirks | None = None,
         flags: Flags | None = None,
     ) -> None:
+        wire.messages()  # now: seconds of imports in the first answer would hold all others up
         self.muscle = Muscle(backend, folder, quirks=quirks)
         self.model, self.flags = model, flags or Flags()
         self.promises = Promises()

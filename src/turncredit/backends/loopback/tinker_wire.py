@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "gspo")
 _POLICY_INPUTS = frozenset({"target_tokens", "logprobs", "advantages", "weights"})
 
 
+@cache
 def messages() -> Any:
     """The message classes.
 
