@@ -46,7 +46,8 @@ def service(name: str, scale: float, slow: float) -> Iterator[tuple[str, int]]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin and process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
         yield process.stdout.readline().strip(), process.pid
         process.stdin.close()
 
