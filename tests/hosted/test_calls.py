@@ -203,3 +203,10 @@ def test_names_of_weights_are_typed() -> None:
     assert str(uris.state("tinker://r/weights/a", "tinker")) == "tinker://r/weights/a"
     with pytest.raises(ConfigError):
         uris.state("tinker://r/sampler_weights/a", "tinker")
+
+
+def test_a_service_that_leaves_the_kind_out_is_completed() -> None:
+    """SkyRL names sampler weights tinker://RUN/NAME, and takes the full form."""
+    assert uris.saved("tinker://r/a-1", "tinker", "sampler") == "tinker://r/sampler_weights/a-1"
+    whole = "tinker://r/sampler_weights/a-1"
+    assert uris.saved(whole, "tinker", "sampler") == whole

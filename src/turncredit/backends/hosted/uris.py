@@ -77,6 +77,18 @@ def parse(text: str, scheme: str) -> Uri:
     )
 
 
+def saved(text: str, scheme: str, kind: Kind) -> str:
+    """What a service answers when it has saved weights, with their kind in it.
+
+    Some servers (SkyRL) leave the kind of sampler weights out, and take it when they are asked.
+    """
+    found, mark, rest = text.partition("://")
+    if found == scheme and mark and re.fullmatch(r"[\w.:-]+/[\w.:-]+", rest):
+        run, name = rest.split("/")
+        return str(Uri(scheme, run, kind, name))
+    return text
+
+
 def sampler(text: str, scheme: str) -> Uri:
     """Weights to sample from.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from turncredit.backends.hosted import uris
 from turncredit.backends.hosted.normalise import prescaled, prompt_logprobs
 from turncredit.backends.hosted.shift import Shifted, shift, spread
 from turncredit.backends.hosted.tally import tally, window
@@ -239,7 +240,7 @@ class TinkerTrainingClient:
         await self.save_state(name)
         future = self._client.save_weights_for_sampler(name)
         saved = await self._link.save("save_weights_for_sampler", lambda: sdk.settled(future))
-        return str(saved.path)
+        return uris.saved(str(saved.path), "tinker", "sampler")
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
