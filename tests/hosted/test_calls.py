@@ -112,12 +112,15 @@ def test_only_safe_calls_are_repeated_and_only_for_transient_errors() -> None:
 
 def test_a_waiting_repetition_holds_no_slot() -> None:
     async def main() -> None:
-        calls = Calls(limit=1, backoff=0.05)
+        said: list[str] = []
+        calls = Calls(limit=1, backoff=20.0, on_wait=said.append)
         slow = asyncio.ensure_future(calls.run(_failing(RateLimited("b")), what="x", repeat=True))
-        await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(calls.run(_failing(), what="y"), 0.02) == "answer"
+        while not said:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(calls.run(_failing(), what="y"), 10.0) == "answer"
         assert not slow.done()
-        await slow
+        slow.cancel()
 
     asyncio.run(main())
 
