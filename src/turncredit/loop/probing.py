@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from turncredit.backends.hosted.probe import Probeable, Probed, probe
+from turncredit.backends.hosted.hearing import Hosted
+from turncredit.backends.hosted.probe import Probed, probe
 from turncredit.config import Run
 from turncredit.core.errors import BackendError
 from turncredit.core.types import REFERENCE
@@ -19,7 +20,7 @@ _MEASURED = ("sample_vs_score", "reduction_error", "usage")
 
 
 async def probed(
-    run: Run, loss_fn: str, backend: Probeable, folder: RunFolder, done: int
+    run: Run, loss_fn: str, backend: Hosted, folder: RunFolder, done: int
 ) -> list[str]:
     """Try a remote backend out, set its reduction, and write down what was found.
 

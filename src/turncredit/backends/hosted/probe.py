@@ -11,31 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
-from turncredit.backends.hosted import experiments
+from turncredit.backends.hosted import experiments, hearing
 from turncredit.backends.hosted.experiments import Bench
+from turncredit.backends.hosted.hearing import Alignment, Hosted
 from turncredit.backends.hosted.normalise import REDUCTIONS, Reduction, shares
 from turncredit.backends.hosted.shift import shift
-from turncredit.backends.selfcheck import REFUSE, WARN, example_prompt
+from turncredit.backends.selfcheck import WARN, example_prompt
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.core.losses import parse_loss
-from turncredit.core.protocols import Backend, SamplingClient, SamplingParams
-from turncredit.core.types import Array, Usage
+from turncredit.core.types import Usage
 
 _ALIKE = math.log(1.25)  # a measured effect this near to a predicted one is taken for it
 _NONE = 0.1  # share of an effect below which there is none
-
-
-class Probeable(Backend, Protocol):
-    """A hosted backend: it can be told what its service does with losses."""
-
-    def use_reduction(self, reduction: str) -> None:
-        """Scale rows for this reduction from now on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +50,7 @@ class Probed:
     """
 
     backend: str
-    alignment: Literal["all tokens", "without the first", "not seen"]
+    alignment: Alignment
     sample_vs_score: float
     temperature: Literal["raw", "tempered"]
     reduction: Reduction
@@ -97,7 +89,7 @@ class Probed:
 
 
 async def probe(
-    backend: Probeable, *, loss_fn: str, folder: str, declared: str = "auto", seed: int = 0
+    backend: Hosted, *, loss_fn: str, folder: str, declared: str = "auto", seed: int = 0
 ) -> Probed:
     """Try the service out, and set the backend's reduction to what was found.
 
@@ -116,10 +108,10 @@ async def probe(
     training = await backend.create_training_client(seed=seed, save_dir=folder)
     client = await training.save_weights_and_get_sampling_client()
     prompt = example_prompt(backend.get_tokenizer())
-    alignment = await _alignment(backend, client, prompt)
-    rows, gap = await _rescored(backend, client, prompt, seed)
-    tempered = await _tempered(backend, client, prompt, seed)
-    seeded = await _seeded(backend, client, prompt, seed)
+    alignment = await hearing.alignment_of(backend, client, prompt)
+    rows, gap = await hearing.rescored(backend, client, prompt, seed)
+    tempered = await hearing.is_tempered(backend, client, prompt, seed)
+    seeded = await hearing.is_seeded(backend, client, prompt, seed)
     policy = parse_loss(loss_fn).policy
     bench = Bench(training, client, rows[0], policy, rounding=gap)
     await bench.calibrate()
@@ -146,82 +138,6 @@ async def probe(
         measured_by=bench.measured_by,
         usage=backend.usage().since(before),
     )
-
-
-# ── sampling and scoring ─────────────────────────────────────────────────────────────────────
-
-
-async def _alignment(
-    backend: Probeable, client: SamplingClient, prompt: Sequence[int]
-) -> Literal["all tokens", "without the first", "not seen"]:
-    """Score five tokens. The adapter has normalised the answer; it remembers how it looked."""
-    found = (await client.compute_logprobs(prompt[:5])).logprobs
-    if len(found) != 5 or not np.isfinite(found[1:]).all():
-        raise BackendError(f"5 tokens were scored as {np.round(found, 2).tolist()}: not one each")
-    seen = getattr(backend, "observed", {}).get("prompt_logprobs")
-    return "not seen" if seen is None else "all tokens" if seen == 0 else "without the first"
-
-
-async def _rescored(
-    backend: Probeable, client: SamplingClient, prompt: list[int], seed: int
-) -> tuple[list[Datum], float]:
-    """Two different samples as rows with rescored log-probs, and how far sampled ones are off."""
-    params = _params(backend, seed)
-    result = await client.sample(prompt, params=params, num_samples=4)
-    rows: list[Datum] = []
-    gaps: list[float] = []
-    for sample in result.samples:
-        tokens = [*prompt, *sample.tokens]
-        scores = (await client.compute_logprobs(tokens)).logprobs
-        said, start = np.asarray(sample.logprobs), len(prompt)
-        gaps.append(float(np.abs(scores[start:] - said).max()))
-        _refuse_apart(scores, said, start, gaps[-1])
-        rows.append(experiments.row(tokens, start, scores))
-    longest = sorted(rows, key=lambda row: len(row.tokens))
-    return [longest[-1], longest[0]], max(gaps)
-
-
-def _refuse_apart(scores: Array, said: Array, start: int, gap: float) -> None:
-    """Refuse log-probs that do not describe the same tokens.
-
-    A shift by one may stay below the limit where a model is sure of most tokens, so it is looked
-    for as soon as there is any gap.
-    """
-    if gap <= WARN:
-        return
-    text = f"sampled and rescored log-probs of the same tokens differ by up to {gap:.3g} nats"
-    for offset in (-1, 1):
-        moved = np.roll(scores, offset)[start : start + len(said)]
-        if np.abs(moved - said).max() <= min(WARN, gap / 10):
-            raise BackendError(
-                f"{text}: scores are shifted by one position, and not as any known service does"
-            )
-    if not gap <= REFUSE:  # a NaN is refused, too
-        raise BackendError(
-            f"{text}: other weights, or log-probs taken after top-p; this service cannot be used"
-        )
-
-
-async def _tempered(
-    backend: Probeable, client: SamplingClient, prompt: list[int], seed: int
-) -> bool:
-    """Whether log-probs of samples change with the sampling temperature."""
-    params = replace(_params(backend, seed), temperature=0.5)
-    (sample,) = (await client.sample(prompt, params=params)).samples
-    scores = (await client.compute_logprobs([*prompt, *sample.tokens])).logprobs[len(prompt) :]
-    return bool(np.abs(scores - sample.logprobs).max() > WARN)
-
-
-async def _seeded(backend: Probeable, client: SamplingClient, prompt: list[int], seed: int) -> bool:
-    """Whether a seed repeats its sample, alone as in a group."""
-    params = _params(backend, seed)
-    group = (await client.sample(prompt, params=params, num_samples=3)).samples
-    alone = await client.sample(prompt, params=replace(params, seed=seed + 2))
-    return alone.samples[0].tokens == group[2].tokens
-
-
-def _params(backend: Probeable, seed: int) -> SamplingParams:
-    return SamplingParams(max_tokens=16, seed=seed, stop_ids=backend.get_tokenizer().eos_ids)
 
 
 # ── training ─────────────────────────────────────────────────────────────────────────────────
