@@ -72,4 +72,4 @@ def rehearsal(
     from turncredit.backends.loopback.tinker import TinkerService
 
     tinker = TinkerService(maths, folder, model=name, quirks=quirks)
-    return Rehearsal(tinker.server(port=port, faults=faults), maths.usage)
+    return Rehearsal(tinker.server(port=port, faults=faults), lambda: tinker.billed)

@@ -22,7 +22,7 @@ from turncredit.backends.loopback.muscle import Expired, Muscle, NotFound, Quirk
 from turncredit.backends.loopback.promises import Promises, Work
 from turncredit.core.errors import ConfigError, TurncreditError
 from turncredit.core.protocols import AdamParams, Backend
-from turncredit.core.types import Array
+from turncredit.core.types import Array, Usage
 
 _POLL_S = 20.0
 _PATH = re.compile(r"tinker://(?P<run>[^/]+)/(?P<kind>weights|sampler_weights)/(?P<name>[^/]+)")
@@ -78,6 +78,9 @@ class TinkerService:
         quirks: what it does otherwise than Tinker is documented to.
         flags: what it tells clients.
 
+    Attributes:
+        billed: tokens of all work done, as the service counts them.
+
     Raises:
         MissingExtra: the `tinker` package, which has the classes of the wire, is not installed.
     """
@@ -95,6 +98,7 @@ class TinkerService:
         self.muscle = Muscle(backend, folder, quirks=quirks)
         self.model, self.flags = model, flags or Flags()
         self.promises = Promises()
+        self.billed = Usage()
         self._samplers: dict[str, _Sampler] = {}
         self._changed = asyncio.Condition()
         self._routes: dict[str, Callable[[Request], Awaitable[Reply]]] = {
@@ -274,6 +278,8 @@ class TinkerService:
                 settings=asked.settings,
                 backward=asked.backward,
             )
+            trained = sum(len(row.inputs) + 1 for row in asked.rows)
+            self.billed += Usage(trained=trained, requests=1)
             metrics = {"loss:sum": out.metrics["loss"]}
             return Reply(body=wire.encode_pass(out.logprobs, metrics), content_type=wire.PROTO)
 
@@ -365,6 +371,12 @@ class TinkerService:
         result = await self.muscle.sample(saved, prompt, params=params, num_samples=count)
         # Said of the prompt itself: the other members of a group always share it.
         hits = max(0, (result.usage.cached or 0) - (count - 1) * len(prompt))
+        self.billed += Usage(
+            prefill=len(prompt) - hits,
+            cached=hits + (count - 1) * len(prompt),
+            sampled=sum(len(sample.tokens) for sample in result.samples),
+            requests=1,
+        )
         body = wire.encode_samples(result.samples, prompt_logprobs=scores, cache_hits=hits)
         return Reply(body=body, content_type=wire.PROTO)
 
