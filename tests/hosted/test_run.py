@@ -230,3 +230,14 @@ def test_waits_are_said(tmp_path: Path) -> None:
     with rig(tmp_path, patience=0.2, rules=rules) as made, contextlib.suppress(BackendError):
         go(settings(made, tmp_path, schedule={"max_steps": 1}), heard)
     assert any("trying again" in note for note in heard.notes)
+
+
+def test_a_resumed_run_may_reach_its_service_in_another_way(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        folder = go(settings(made, tmp_path, schedule={"max_steps": 1}), Heard())
+    with rig(tmp_path) as made:  # the same saved weights, another port
+        resumed(folder.path, Heard(), base_url=made.server.url, deadline=900.0, max_steps=2)
+    assert [row["step"] for row in folder.checkpoints()] == [1, 2]
+    assert folder.config()["backend"]["deadline"] == 900.0
+    with pytest.raises(TurncreditError, match="cannot take --lora-rank"):
+        reopen(folder.path, {"lora_rank": 8})

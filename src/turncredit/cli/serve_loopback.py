@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
             quirks=Quirks(reduction=args.reduction),
         )
         held.enter_context(made.server)
-        print(_greeting(args.service, made.server.url, config), flush=True)
         with suppress(KeyboardInterrupt):
+            print(_greeting(args.service, made.server.url, config), flush=True)
             threading.Event().wait()
         model = args.priced_as or config.base_model
         price, used = prices.find(args.service, model), made.billed()

@@ -13,8 +13,9 @@ from turncredit import config
 from turncredit.cli import dry_run
 from turncredit.cli.progress import Terminal
 from turncredit.config import Run
+from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
-from turncredit.core.settings import add_flags
+from turncredit.core.settings import add_flags, free_settings
 from turncredit.loop.parts import Parts, open_parts
 from turncredit.loop.train import Listener, Trainer, describe
 from turncredit.loop.weights import pinned
@@ -120,17 +121,20 @@ def changed(folder: RunFolder, given: Mapping[str, Any]) -> Run:
         )
     free = {"max_steps", "save_every", *(f.name for f in fields(config.Log))}
     known = {f.name for cls in config.SECTIONS.values() for f in fields(cls)}
+    homes = {f.name: section for section, cls in config.SECTIONS.items() for f in fields(cls)}
     for kind in config.KINDS:
         known |= set(saved[kind]) - {"name"}
+        own = free_settings(registry.load(kind, saved[kind]["name"]).config_type)
+        free |= own
+        homes |= dict.fromkeys(own, kind)
     extra = {key for key in ("recipe", "overwrite") if given.get(key)}
-    extra |= {*given.get("chosen_by_flag", ())}
+    extra |= {k for k in given.get("chosen_by_flag", ()) if given[k] != saved[k]["name"]}
     if clash := sorted((known - free) & given.keys() | extra):
         raise ConfigError(
             f"--resume continues a run as it was; it cannot take --{clash[0].replace('_', '-')}. "
-            "Only --max-steps, --save-every and mirrors may change"
+            "Only --max-steps, --save-every, mirrors, prices and the way to a service may change"
         )
     change = {key: given[key] for key in free if key in given}
-    homes = {f.name: section for section, cls in config.SECTIONS.items() for f in fields(cls)}
     for key, value in change.items():
         saved[homes[key]][key] = value
     return config.build(saved)

@@ -33,17 +33,19 @@ class Config:
     train_attn: bool = setting(True, "adapt the attention layers")
     train_unembed: bool = setting(False, "adapt the output embedding")
     tokenizer: str = setting("", "folder or hub id of the tokenizer; empty: the base model's")
-    base_url: str = setting("", "address of the service; empty: the SDK's own")
-    calls_in_flight: int = setting(16, "sampling and scoring calls under way at once")
-    deadline: float = setting(1800.0, "seconds a call may take")
+    base_url: str = setting("", "address of the service; empty: the SDK's own", free=True)
+    calls_in_flight: int = setting(16, "sampling and scoring calls under way at once", free=True)
+    deadline: float = setting(1800.0, "seconds a call may take", free=True)
     snapshots: Literal["auto", "temporary", "named"] = setting(
-        "auto", "temporary weights end after 6 hours; auto: named ones once steps take over 2"
+        "auto",
+        "temporary weights end after 6 hours; auto: named ones once steps take over 2",
+        free=True,
     )
     loss_reduction: Literal[
         "auto", "token_sum", "row_mean", "token_mean", "advantage_token_mean", "sequence_mean"
     ] = setting("auto", "what the service does with per-token losses; auto: found by the probe")
     max_seq_len: int = setting(16384, "longest row the service takes, tokens")
-    telemetry: bool = setting(False, "let the SDK report its use to the service's maker")
+    telemetry: bool = setting(False, "let the SDK report its use to the service's maker", free=True)
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -29,7 +29,9 @@ class Config:
 
     base_model: str = setting("Qwen/Qwen3.5-4B", "the base model, as the service names it")
     lora_rank: int = setting(32, "rank of the LoRA adapter")
-    base_url: str = setting("", "a self-hosted server's address; empty: TINKER_BASE_URL, or Tinker")
+    base_url: str = setting(
+        "", "a self-hosted server's address; empty: TINKER_BASE_URL, or Tinker", free=True
+    )
     tokenizer: str = setting("", "folder or hub id of the tokenizer; empty: the base model's")
     train_mlp: bool = setting(True, "adapters on the MLP layers")
     train_attn: bool = setting(True, "adapters on the attention layers")
@@ -40,9 +42,9 @@ class Config:
     loss_reduction: Literal[
         "auto", "token_sum", "row_mean", "token_mean", "advantage_token_mean", "sequence_mean"
     ] = setting("auto", "what the service does with per-token losses; auto: Tinker's sum, probed")
-    calls_in_flight: int = setting(128, "sampling and scoring calls under way at once")
-    deadline: float = setting(1800.0, "seconds one call may take")
-    telemetry: bool = setting(False, "let the SDK report events to the service's makers")
+    calls_in_flight: int = setting(128, "sampling and scoring calls under way at once", free=True)
+    deadline: float = setting(1800.0, "seconds one call may take", free=True)
+    telemetry: bool = setting(False, "let the SDK report events to the service's makers", free=True)
 
     def __post_init__(self) -> None:
         check_choices(self)
