@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo smoke test test-slow test-all check format docs bench bench-quick clean
+.PHONY: demo smoke test test-slow test-hosted test-engine test-all check format docs bench bench-quick clean
 
 demo: $(VENV)/.local  ## train with turn credit and without, compare on held-out games
 	$(BIN)/turncredit demo --overwrite
@@ -18,7 +18,19 @@ test: $(VENV)/.dev  ## the default suite
 test-slow: $(VENV)/.textworld  ## the slow suite: real TextWorld beside our engine
 	$(BIN)/python -m pytest -m slow
 
-test-all: test test-slow
+# The genuine clients of hosted trainers, each against our server of its protocol. A client has a
+# small environment of its own on top of $(VENV): versions of one SDK exclude each other.
+CLIENTS := pytrio-0.2.8 pytrio-0.2.9 tinker-0.25.0 tinker-0.38.0
+
+test-hosted: $(CLIENTS:%=test-hosted-%)  ## hosted trainers, every supported client version
+
+test-hosted-%: $(VENV)/clients/%.ok
+	$(VENV)/clients/$*/bin/python -m pytest -n 2 -m "not gpu and not live and not engine" tests/hosted
+
+test-engine: $(VENV)/.engine  ## a real third-party server (SkyRL): gigabytes to install, minutes to run
+	$(ENGINE)/bin/python -m pytest -m engine tests/engine
+
+test-all: test test-slow test-hosted
 
 check: $(VENV)/.dev  ## lint, format, types, architecture
 	$(BIN)/ruff check .
@@ -59,6 +71,28 @@ $(VENV)/.bench: $(VENV)/.local
 
 $(VENV)/.textworld: $(VENV)/.dev
 	$(PIP) -e '.[textworld]'
+	touch $@
+
+# A path file makes the packages of $(VENV) visible; what a client needs of another version it gets.
+$(VENV)/clients/%.ok: $(VENV)/.dev
+	rm -rf $(VENV)/clients/$*
+	$(BIN)/python -m venv --without-pip $(VENV)/clients/$*
+	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	    > $$($(VENV)/clients/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/parent.pth
+	$(BIN)/python -m pip --python $(VENV)/clients/$*/bin/python install --quiet \
+	    --disable-pip-version-check -c constraints.txt $(subst pytrio-,pytrio==,$(subst tinker-,tinker==,$*))
+	touch $@
+
+ENGINE := $(abspath $(VENV))-engine
+
+# SkyRL names Python 3.12 and pins the client's version; what its wheel leaves out is named here.
+$(VENV)/.engine: $(VENV)/.pip pyproject.toml constraints.txt
+	$(BIN)/python -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    'skyrl[tinker,jax]==0.3.0' aiohttp -e '.[local,tinker]' --group dev
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --ignore-requires-python skyrl==0.4.0 tinker==0.25.0
 	touch $@
 
 clean:

@@ -23,8 +23,11 @@ def test_everything_missing_has_a_cure(
 ) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor.models, "is_present", lambda name: False)
-    for name in ("ALFWORLD_DATA", "TURNCREDIT_DATA"):
+    unset = ("ALFWORLD_DATA", "TURNCREDIT_DATA", "PYTRIO_API_KEY", "TINKER_API_KEY")
+    for name in unset:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["doctor"]) == 1
     capsys.readouterr()
     found = findings(capsys)
@@ -33,6 +36,9 @@ def test_everything_missing_has_a_cure(
     assert found["models", "smollm2-135m"]["cure"] == "turncredit models get smollm2-135m"
     assert "alfworld-download" in found["games", "alfworld"]["text"]
     assert not found["what runs here", "turncredit demo"]["ok"]
+    assert found["keys", "tinker"]["cure"] == "export TINKER_API_KEY=..."
+    paid = found["what runs here", "turncredit train --backend pytrio"]
+    assert paid["text"].endswith("first: a key for pytrio, pytrio")
     assert found["what runs here", "turncredit eval --policy random"]["ok"]
 
 
@@ -46,8 +52,12 @@ def test_everything_present(
             game = tmp_path / split / f"heat-{n}" / "trial_1"
             game.mkdir(parents=True)
             (game / "game.tw-pddl").write_text("{}")
+    monkeypatch.setenv("PYTRIO_API_KEY", "secret-of-mine")
+    monkeypatch.setenv("TINKER_API_KEY", "another-secret")
     found = findings(capsys, "--data-root", str(tmp_path))
     assert all(f["ok"] for (group, _), f in found.items() if group != "machine")
+    assert found["keys", "pytrio"]["text"].startswith("given by PYTRIO_API_KEY")
+    assert "secret" not in str(found)
     assert found["games", "alfworld"]["text"] == "official games: valid_seen 2, valid_unseen 1"
     assert main(["doctor"]) == 0
     assert "ok turncredit demo" in capsys.readouterr().out

@@ -16,18 +16,22 @@ from turncredit import config
 from turncredit.cli.main import main
 from turncredit.cli.train import begin, reopen, train
 from turncredit.core.costs import Ceilings, ModelShape
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.core.protocols import (
+    AdamParams,
     AveragingClient,
     DistributionClient,
     Sample,
     SampleResult,
     SamplingParams,
     ScoreResult,
+    UpdatingClient,
 )
 from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.train import Listener
+from turncredit.loop.updating import updated
 from turncredit.record.ledger import Ledger
 from turncredit.record.prices import Price, Prices
 from turncredit.record.runlog import RunFolder
@@ -176,11 +180,32 @@ def test_distributions_are_booked_and_clients_keep_what_they_can_do() -> None:
     assert record["tokens"]["teacher"] == record["tokens"]["teacher_unique"] == 3
 
 
+def test_a_client_that_updates_in_one_call_is_watched_in_one_call() -> None:
+    class Updates(Stub):
+        async def update(self, data: Any, *, params: AdamParams, **_: Any) -> Any:
+            self.total += Usage(trained=sum(len(row.tokens) for row in data), requests=1)
+            return "output", {"learning_rate": params.learning_rate}
+
+    books = accounts(Updates())
+    mask = np.array([False, True])
+    row = Datum(tokens=np.arange(2), logprobs=-1.0 * mask, advantages=1.0 * mask, mask=mask)
+
+    async def go() -> Any:
+        training = await books.backend.create_training_client(seed=0, save_dir="")
+        assert not isinstance(training, AveragingClient)
+        with books.phase(1, "update"):
+            params = AdamParams(learning_rate=0.5)
+            return await updated(training, [row], loss_fn="ppo", params=params)
+
+    assert asyncio.run(go()) == ("output", {"learning_rate": 0.5})
+    assert books.close(1)["tokens"]["trained"] == 2
+
+
 def test_what_a_client_cannot_do_is_not_promised() -> None:
     books = accounts()
     assert not isinstance(asyncio.run(sampler(books)), DistributionClient)
     training = asyncio.run(books.backend.create_training_client(seed=0, save_dir=""))
-    assert not isinstance(training, AveragingClient)
+    assert not isinstance(training, AveragingClient | UpdatingClient)
 
 
 def test_sequences_in_flight_are_counted() -> None:
@@ -317,7 +342,7 @@ def test_costs_are_told_at_the_end_and_go_on_after_a_resume(tmp_path: Path) -> N
 def test_the_books_change_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on the bare backend ends with the same metrics."""
     watched = run(tmp_path, "watched")
-    monkeypatch.setattr("turncredit.loop.accounting.Watched", lambda backend, books: backend)
+    monkeypatch.setattr("turncredit.loop.accounting.watched", lambda backend, books: backend)
     bare = run(tmp_path, "bare")
 
     def seen(folder: RunFolder) -> list[dict[str, float]]:

@@ -24,6 +24,8 @@ EXTRAS = {
         "train and sample on this machine",
         {"torch": "torch", "transformers": "transformers", "peft": "peft", "gguf": "gguf"},
     ),
+    "pytrio": ("train on PyTRIO, a paid service", {"pytrio": "pytrio"}),
+    "tinker": ("train on Tinker, a paid service, or a server like it", {"tinker": "tinker"}),
     "plot": ("figures of turncredit compare", {"matplotlib": "matplotlib"}),
     "textworld": (
         "verify our engine against TextWorld",
@@ -33,6 +35,11 @@ EXTRAS = {
     "wandb": ("mirror metrics to Weights & Biases", {"wandb": "wandb"}),
     "tensorboard": ("mirror metrics to TensorBoard", {"tensorboard": "tensorboard"}),
     "trackio": ("mirror metrics to trackio", {"trackio": "trackio"}),
+}
+# Service -> variables that give it a key, and the file its own client keeps one in, if any.
+KEYS = {
+    "pytrio": (("PYTRIO_API_KEY",), "~/.pytrio/config.toml"),
+    "tinker": (("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"), ""),
 }
 
 
@@ -86,12 +93,15 @@ def examine(data_root: str | None = None) -> Iterator[Finding]:
     yield from _machine()
     extras = list(_extras())
     yield from extras
+    keys = list(_keys())
+    yield from keys
     present = list(_models())
     yield from present
     games = _games(data_root)
     yield Finding("games", "household", True, "generated here from a seed; nothing to download")
     yield games
     have = {f.name for f in (*extras, *present, games) if f.ok}
+    have |= {f"a key for {f.name}" for f in keys if f.ok}
     yield from _runs(have)
 
 
@@ -145,6 +155,19 @@ def _extras() -> Iterator[Finding]:
         yield Finding("extras", extra, True, f"{purpose} ({', '.join(found)})")
 
 
+def _keys() -> Iterator[Finding]:
+    """Where a key lies, never the key."""
+    for service, (variables, file) in KEYS.items():
+        found = [name for name in variables if os.environ.get(name, "").strip()]
+        if file and Path(file).expanduser().is_file():
+            found.append(file)
+        if found:
+            yield Finding("keys", service, True, f"given by {', '.join(found)}")
+        else:
+            cure = f"export {variables[0]}=..."
+            yield Finding("keys", service, False, "none (needed for the paid service only)", cure)
+
+
 def _models() -> Iterator[Finding]:
     for name, about in models.KNOWN.items():
         if models.is_present(name):
@@ -180,6 +203,19 @@ def _runs(have: set[str]) -> Iterator[Finding]:
             "a real language model on the CPU, with the small settings of the README",
             {"local", "smollm2-135m"},
         ),
+        "turncredit check-backend pytrio --loopback": (
+            "its genuine client against a service on this machine",
+            {"local", "pytrio"},
+        ),
+        "turncredit check-backend tinker --loopback": (
+            "its genuine client against a service on this machine",
+            {"local", "tinker"},
+        ),
+        "turncredit train --backend pytrio": (
+            "the article's run, paid",
+            {"pytrio", "a key for pytrio"},
+        ),
+        "turncredit train --backend tinker": ("paid", {"tinker", "a key for tinker"}),
         "turncredit games verify": ("our engine against TextWorld", {"textworld"}),
     }
     for command, (text, needs) in commands.items():

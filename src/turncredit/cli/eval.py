@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from turncredit import config
+from turncredit.cli import dry_run, remote_eval
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.config import Chosen, component_from_args
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Backend, Environment
 from turncredit.loop.chat import Chat
+from turncredit.loop.forecast import Game
 from turncredit.loop.hinted import HintedEnvironment, hinted
 from turncredit.loop.rollout import Limits
 from turncredit.loop.weights import sampler_weights
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="disabled",
         help="mirror the summary to SwanLab [disabled]",
     )
+    remote_eval.add_arguments(parser)
 
 
 def add_chosen_arguments(
@@ -91,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(environment, HintedEnvironment) and args.policy != "model":
         raise ConfigError(f"--student-hint needs --policy model: {args.policy} reads no hint")
     panel = choose(environment, args.split, args.limit_per_split)
+    if args.dry_run:
+        return _dry_run(args, environment, panel)
     described = _described(chosen, hint, environment, panel)
     output = args.output or Path("evals") / f"{_label(args, described['name'])}.jsonl"
     if not output.name:
@@ -107,6 +112,18 @@ def run(args: argparse.Namespace) -> int:
     print(f"\nGames and summary: {output}")
     _mirror(args, summary, output)
     return 1 if summary["overall"]["env_errors"] else 0
+
+
+def _dry_run(args: argparse.Namespace, environment: Environment, panel: Panel) -> int:
+    backend = component_from_args("backend", args.backend, vars(args))
+    game = Game(
+        turns=args.max_turns,
+        tokens=args.max_trajectory_tokens or TOKENS,
+        action=args.max_action_tokens,
+        admissible=args.include_admissible_actions,
+    )
+    dry_run.evaluation(backend.name, backend.config, environment, panel, game, args.prices)
+    return 0
 
 
 def _described(
@@ -163,10 +180,13 @@ async def _evaluate(
             return await evaluate(panel, scripted, output, options, environment=described)
         backend = component_from_args("backend", args.backend, vars(args))
         opened: Backend = backend.load("backend").create(backend.config)
+        books = remote_eval.accounts(args, opened, backend, output)
         try:
-            player = await _model(args, environment, opened, backend)
+            player = await _model(args, environment, books.backend, backend)
+            await remote_eval.listened(books, player.client, output, args.seed)
             return await evaluate(panel, player, output, options, environment=described)
         finally:
+            remote_eval.settled(books)
             await opened.aclose()
     finally:
         progress.end()

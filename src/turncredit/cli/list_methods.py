@@ -18,7 +18,8 @@ WIDTH = 120
 _HEADERS = ("method", "teacher", "hint", "acts hinted", "loss", "term", "vocabulary", "exact on")
 _LEGEND = (
     "teacher: the weights that rescore. acts hinted: members with the hint in their own prompt. "
-    "vocabulary: tokens of the teacher's distribution a term reads."
+    "vocabulary: tokens of the teacher's distribution a term reads. exact on: the backends that "
+    "run it exactly."
 )
 _FOLDED = "*: its term is made part of the advantages, exact for one optimizer step per update."
 
@@ -121,7 +122,6 @@ def text(methods: Sequence[Listed]) -> str:
 
 def _cells(method: Listed) -> tuple[str, ...]:
     needs = method.needs
-    where = [b + "*" * (b in method.folded) for b, why in method.lacking.items() if why is None]
     return (
         method.name,
         needs.snapshot if method.teacher else "–",
@@ -130,5 +130,14 @@ def _cells(method: Listed) -> tuple[str, ...]:
         needs.loss if needs.policy_gradient or not needs.term else "–",
         needs.term or "–",
         {0: "–", -1: "all"}.get(needs.vocabulary, str(needs.vocabulary)),
-        ", ".join(where) or "–",
+        _where(method),
     )
+
+
+def _where(method: Listed) -> str:
+    """The backends it runs on exactly, in few words."""
+    exact = [b + "*" * (b in method.folded) for b, why in method.lacking.items() if why is None]
+    if not exact or len(exact) < len(method.lacking) or len(exact) == 1:
+        return ", ".join(exact) or "–"
+    starred = ", ".join(b for b in exact if b.endswith("*"))
+    return f"all ({starred})" if starred else "all"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -30,6 +32,7 @@ COMMANDS = {
     "doctor": "what is installed, what is missing, and how to get it",
     "check-env": "conformance suite of an environment",
     "check-backend": "conformance suite of a backend",
+    "serve-loopback": "a PyTRIO or Tinker service on this machine, to rehearse a paid run",
     "conformance": "replay published numbers against our functions",
 }
 
@@ -108,8 +111,9 @@ def chosen_names(argv: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for kind in kinds:
         first.add_argument(f"--{kind}")
+    first.add_argument("--resume", nargs="?")
     given, _ = first.parse_known_args(list(argv))
-    recipe = _recipe(argv)
+    recipe = _resumed(given.resume) or _recipe(argv)
     names = {}
     for kind in kinds:
         named = getattr(given, kind) or recipe.get(kind, {}).get("name")
@@ -118,6 +122,21 @@ def chosen_names(argv: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"[{kind}] name is {name!r}; give text (turncredit list {kind}s)")
         names[kind] = name
     return names
+
+
+def _resumed(place: str | None) -> dict[str, dict[str, Any]]:
+    """The components of the run that is to go on, as far as they can be read."""
+    try:
+        saved = json.loads((Path(place) / "config.json").read_bytes()) if place else {}
+    except (OSError, ValueError):
+        return {}  # whoever opens the run says what is wrong with it
+    if not isinstance(saved, dict):
+        return {}
+    return {
+        kind: {"name": values["name"]}
+        for kind, values in saved.items()
+        if isinstance(values, dict) and isinstance(values.get("name"), str)
+    }
 
 
 def _usage() -> str:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from turncredit import config
+from turncredit.cli import dry_run
 from turncredit.cli.progress import Terminal
 from turncredit.config import Run
+from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
-from turncredit.core.settings import add_flags
+from turncredit.core.settings import add_flags, free_settings
 from turncredit.loop.parts import Parts, open_parts
 from turncredit.loop.train import Listener, Trainer, describe
 from turncredit.loop.weights import pinned
 from turncredit.record.environment import describe as describe_machine
-from turncredit.record.prices import read_prices
+from turncredit.record.prices import missing, read_prices
 from turncredit.record.runlog import RunFolder
 from turncredit.record.trackers import About, check_trackers, open_trackers
 
@@ -31,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="FILE", help="TOML file, or the name of a shipped one")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, exactly")
     parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    parser.add_argument(
+        "--dry-run",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="only say what it would use and cost; with RUN, as that run did",
+    )
     for section, cls in config.SECTIONS.items():
         add_flags(parser, cls, section)
 
@@ -38,22 +47,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or continue."""
     given = vars(args)
+    if args.dry_run is not None:
+        return _dry_run(args)
     if args.resume:
         folder, settings = reopen(Path(args.resume), given)
-        read_prices(settings.log.prices)
+        check_limit(settings)
         parts = open_parts(settings)
     else:
-        names = {kind: given[kind] for kind in config.KINDS}
-        recipe = config.read_recipe(args.recipe) if args.recipe else {}
-        settings = pinned(config.build(config.merge(recipe, config.place(given, names))))
+        settings = pinned(_settings(args))
         # What cannot work says so before a folder is made, or an old run replaced.
         check_trackers(_mirrors(settings))
-        read_prices(settings.log.prices)
+        check_limit(settings)
         parts = open_parts(settings)
         folder = begin(settings, overwrite=args.overwrite)
     train(settings, folder, Terminal(settings.schedule.max_steps), parts)
     print(f"run folder: {folder.path}")
     return 0
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    """Say what would be used; a run that is to go on is its own example."""
+    if args.resume:
+        folder = RunFolder.open(Path(args.resume))
+        settings, done = changed(folder, vars(args)), _done(folder)
+        dry_run.training(settings, args.dry_run or args.resume, done)
+    else:
+        dry_run.training(_settings(args), args.dry_run)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Run:
+    """The settings of a new run: flags over the recipe over the defaults."""
+    given = vars(args)
+    names = {kind: given[kind] for kind in config.KINDS}
+    recipe = config.read_recipe(args.recipe) if args.recipe else {}
+    return config.build(config.merge(recipe, config.place(given, names)))
 
 
 def begin(settings: Run, *, overwrite: bool = False) -> RunFolder:
@@ -73,7 +101,17 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Run]:
         DataError: its settings are not those it began with.
     """
     folder = RunFolder.open(path)
-    saved = folder.config()
+    settings, done = changed(folder, given), _done(folder)
+    if settings.schedule.max_steps < done:
+        raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
+    with folder.locked():
+        folder.write_config(describe(settings))
+    return folder, settings
+
+
+def changed(folder: RunFolder, given: Mapping[str, Any]) -> Run:
+    """The settings of an existing run with those that may change; see `reopen`."""
+    path, saved = folder.path, folder.config()
     began = saved.pop("digest", None)
     config.check_sections(saved, f"{path}/config.json")
     if began != config.build(saved).digest():
@@ -84,26 +122,38 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Run]:
         )
     free = {"max_steps", "save_every", *(f.name for f in fields(config.Log))}
     known = {f.name for cls in config.SECTIONS.values() for f in fields(cls)}
+    homes = {f.name: section for section, cls in config.SECTIONS.items() for f in fields(cls)}
     for kind in config.KINDS:
         known |= set(saved[kind]) - {"name"}
+        own = free_settings(registry.load(kind, saved[kind]["name"]).config_type)
+        free |= own
+        homes |= dict.fromkeys(own, kind)
     extra = {key for key in ("recipe", "overwrite") if given.get(key)}
-    extra |= {*given.get("chosen_by_flag", ())}
+    extra |= {k for k in given.get("chosen_by_flag", ()) if given[k] != saved[k]["name"]}
     if clash := sorted((known - free) & given.keys() | extra):
         raise ConfigError(
             f"--resume continues a run as it was; it cannot take --{clash[0].replace('_', '-')}. "
-            "Only --max-steps, --save-every and mirrors may change"
+            "Only --max-steps, --save-every, mirrors, prices and the way to a service may change"
         )
     change = {key: given[key] for key in free if key in given}
-    homes = {f.name: section for section, cls in config.SECTIONS.items() for f in fields(cls)}
     for key, value in change.items():
         saved[homes[key]][key] = value
-    settings = config.build(saved)
-    done = _done(folder)
-    if settings.schedule.max_steps < done:
-        raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
-    with folder.locked():
-        folder.write_config(describe(settings))
-    return folder, settings
+    return config.build(saved)
+
+
+def check_limit(settings: Run) -> None:
+    """Refuse a limit that nobody could keep: before a folder is made, or anything is called.
+
+    Raises:
+        ConfigError: there is no price to count by.
+        DataError: the table of prices cannot be read.
+    """
+    prices, backend = read_prices(settings.log.prices), settings.backend
+    model = getattr(backend.config, "base_model", "")
+    if settings.log.max_cost is not None and prices.find(backend.name, model) is None:
+        raise ConfigError(
+            f"max_cost={settings.log.max_cost:g} cannot be kept: {missing(backend.name, model)}"
+        )
 
 
 def _done(folder: RunFolder) -> int:

@@ -20,7 +20,7 @@ from turncredit.core import registry
 from turncredit.core.errors import ConfigError, did_you_mean
 from turncredit.core.losses import bounds
 from turncredit.core.needs import Needs, needs_of
-from turncredit.core.settings import coerce
+from turncredit.core.settings import coerce, free_settings
 
 __all__ = [
     "KINDS",
@@ -122,6 +122,9 @@ class Run:
     def digest(self) -> str:
         """sha256 of the settings that can change a result (not names, folders, length, mirrors)."""
         values = self.to_dict()
+        for kind in KINDS:
+            for key in free_settings(type(getattr(self, kind).config)):
+                del values[kind][key]
         del values["log"]
         for key in ("run_name", "runs_dir", "max_steps", "save_every"):
             del values["schedule"][key]

@@ -151,9 +151,14 @@ def _bad_numbers(run: Run) -> Iterator[str]:
             optim.dual_clip is None or 1 < optim.dual_clip < math.inf,
             "a number above 1",
         ),
+        "max_cost": (
+            run.log.max_cost is None or 0 < run.log.max_cost < math.inf,
+            "an amount above 0",
+        ),
         "noise_samples": (run.teacher.noise_samples >= 0, "0 or more"),
     }
-    values = asdict(optim) | asdict(run.schedule) | asdict(run.rollout) | asdict(run.teacher)
+    values = asdict(optim) | asdict(run.schedule) | asdict(run.rollout)
+    values |= asdict(run.teacher) | asdict(run.log)
     for name, (is_fine, cure) in ranges.items():
         if not is_fine:
             yield f"{name} is {values[name]}; use {cure}"

@@ -109,6 +109,9 @@ class Log:
     )
     trackers: tuple[str, ...] = setting((), "further mirrors: wandb, tensorboard, trackio")
     prices: str = setting("", "your own table of prices (TOML), looked at before the shipped one")
+    max_cost: float | None = setting(
+        None, "end the run, saved, before it costs more than this, in the currency of its price"
+    )
 
 
 SECTIONS: Mapping[str, type] = {

@@ -8,7 +8,7 @@ and a command-line flag. `create(config)` builds the object (methods are pure fu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -320,6 +320,22 @@ class AveragingClient(Protocol):
         ...
 
 
+@runtime_checkable
+class UpdatingClient(Protocol):
+    """A training client that takes gradients and their step in one call, which saves waiting."""
+
+    async def update(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+        params: AdamParams,
+    ) -> tuple[ForwardBackwardOutput, Mapping[str, float]]:
+        """`forward_backward`, then `optim_step`; either both take effect or the run is lost."""
+        ...
+
+
 class Backend(Protocol):
     """A place where a policy is sampled and trained."""
 
@@ -370,6 +386,28 @@ class MeasuredBackend(Protocol):
 
     def ceilings(self) -> Ceilings | None:
         """Of its machine, measured in half a second at most; None: it cannot tell."""
+        ...
+
+
+@runtime_checkable
+class RemoteBackend(Protocol):
+    """A backend on somebody else's machine: what it does is tried out, and has its price."""
+
+    @property
+    def observed(self) -> Mapping[str, int]:
+        """How answers looked before they were normalised."""
+        ...
+
+    def use_reduction(self, reduction: str) -> None:
+        """Scale rows from now on for what the service was found to make of per-token losses."""
+        ...
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Say in words when the service makes us wait: rate limits, no capacity, no balance."""
+        ...
+
+    def abandoned(self) -> tuple[int, Usage]:
+        """Calls given up while the service had them, and what they may have cost."""
         ...
 
 

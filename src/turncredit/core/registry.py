@@ -49,7 +49,9 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "backend": {
         "local": "turncredit.backends.local",
+        "pytrio": "turncredit.backends.pytrio",
         "tabular": "turncredit.backends.tabular",
+        "tinker": "turncredit.backends.tinker",
     },
     "hint": {
         "contrast": "turncredit.hints.contrast",
@@ -76,6 +78,9 @@ EXTRAS: Mapping[str, str] = {
     "textworld": "textworld",
     "alfworld": "textworld",
     "matplotlib": "plot",
+    "pytrio": "pytrio",
+    "msgpack": "pytrio",
+    "tinker": "tinker",
 }
 
 

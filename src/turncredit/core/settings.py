@@ -11,9 +11,20 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from turncredit.core.errors import ConfigError, did_you_mean
 
 
-def setting(default: Any, help: str) -> Any:
-    """A dataclass field with a default and the sentence shown by `--help`."""
-    return field(default=default, metadata={"help": help})
+def setting(default: Any, help: str, *, free: bool = False) -> Any:
+    """A dataclass field with a default and the sentence shown by `--help`.
+
+    Args:
+        default: its value when nothing is said.
+        help: the sentence.
+        free: it changes no result, only how one gets there: a resumed run may change it.
+    """
+    return field(default=default, metadata={"help": help, "free": free})
+
+
+def free_settings(cls: type) -> set[str]:
+    """The names of those fields of a dataclass that a resumed run may change."""
+    return {item.name for item in fields(cls) if item.metadata.get("free")}
 
 
 def coerce(cls: type, values: Mapping[str, Any], where: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,12 @@ from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.protocols import Backend, MeasuredBackend
 from turncredit.core.types import Group, Usage
 from turncredit.loop import floor
+from turncredit.loop.budget import Budget
 from turncredit.loop.reads import Extent, Reads
-from turncredit.loop.watching import Watched
+from turncredit.loop.watching import watched
 from turncredit.record.ledger import Ledger
 from turncredit.record.prices import Prices, missing
+from turncredit.record.runlog import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,24 @@ _NOW: ContextVar[_Purpose | None] = ContextVar("purpose", default=None)
 
 
 class Accounts:
-    """Books the calls of one backend; `backend` is the one to use from then on."""
+    """Books the calls of one backend; `backend` is the one to use from then on.
 
-    def __init__(self, backend: Backend, prices: Prices, *, model: str = "") -> None:
+    Attributes:
+        budget: what may be spent, and what is.
+    """
+
+    def __init__(
+        self, backend: Backend, prices: Prices, *, model: str = "", limit: float | None = None
+    ) -> None:
         self._inner, self._model = backend, model
-        self.backend: Backend = Watched(backend, self)
+        self.backend: Backend = watched(backend, self)
         self._ledger = Ledger()
         self._price = prices.find(backend.name, model)
         self._booked = backend.usage()
+        self.budget = Budget(
+            self._price, limit, backend.usage, unpriced=missing(backend.name, model)
+        )
+        self._dearest = 0.0  # of all updates so far
         self._reads: defaultdict[_Purpose, Reads] = defaultdict(Reads)
         self._rows, self._most_rows = 0, 0
         self._ceilings: Ceilings | None = None
@@ -49,7 +61,27 @@ class Accounts:
 
     def resume(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Go on from the records of earlier updates."""
+        records = list(records)
         self._ledger = Ledger.resume(records)
+        amounts = [money["amount"] for row in records if (money := row.get("money"))]
+        self._dearest = max(amounts, default=0.0)
+
+    def keep_spending(self, folder: RunFolder) -> None:
+        """From now on the folder says what was spent, whatever becomes of this process.
+
+        Raises:
+            ConfigError: it was spent in another currency than there is a limit in.
+        """
+        money = self.totals().get("money")
+        self.budget.resume(folder.spent(), money, folder.write_spent)
+
+    def foresee(self, step: int) -> None:
+        """Refuse to begin an update that would end in the middle, if it costs what others did.
+
+        Raises:
+            BudgetReached: the dearest update so far does not fit any more.
+        """
+        self.budget.check(self._dearest, f"update {step}, like the dearest so far,")
 
     @contextmanager
     def phase(self, step: int, name: str, *, teacher: bool = False) -> Iterator[None]:
@@ -86,6 +118,7 @@ class Accounts:
         if self._price:
             spent = self._price.of(_kinds(*used), self._ledger.elapsed())
             more["money"] = {"currency": self._price.currency, "amount": spent}
+            self._dearest = max(self._dearest, spent)
         self._most_rows = self._rows
         return self._ledger.end_step(step, more=more)
 
@@ -128,6 +161,10 @@ class Accounts:
         now, purpose = self._inner.usage(), _NOW.get() or _LOOSE
         usage, self._booked = now.since(self._booked), now
         self._ledger.add(usage, teacher=purpose.teacher, step=purpose.step)
+
+    def paid(self, most: Usage, what: str) -> AbstractAsyncContextManager[None]:
+        """Around a call that uses at most so much."""
+        return self.budget.paid(most, what)
 
     def under_way(self, rows: int) -> None:
         """Count the sequences in flight."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from turncredit.config import Run
@@ -116,7 +116,7 @@ class Rollouts:
         now, self._next = self._next, None
         self._now = now or await self._start(step, self._source(training))
         self._behind = ""
-        batch = await self._waited(step, self._now)
+        batch = _seen_by(await self._waited(step, self._now), self._now.client)
         metrics = dict(batch.metrics)
         if self._level:
             metrics["async/staleness"] = float(step > 1)
@@ -133,10 +133,18 @@ class Rollouts:
         if now is not None:
             await now.close()
 
-    async def record(self, step: int) -> dict[str, Any]:
-        """What checkpoint `step` must say for `begin`. Waits for the rollout that is under way."""
+    async def record(self, step: int, *, fallback: str = "") -> dict[str, Any]:
+        """What checkpoint `step` must say for `begin`. Waits for the rollout that is under way.
+
+        Args:
+            step: the checkpoint.
+            fallback: weights of a checkpoint nobody had planned, so that those of the rollout
+                under way are gone: the next one comes from these, and is for once on-policy.
+        """
         if not self._level:
             return {}
+        if fallback:
+            return {"behind": self._folder.relative(fallback)}
         record: dict[str, Any] = {"behind": self._folder.relative(self._behind)}
         if self._next is not None:
             batch = await self._next.task
@@ -207,6 +215,22 @@ class Rollouts:
         """A rollout beside an update has no line of its own."""
         if self._awaited:
             self._progress(done, of)
+
+
+def _seen_by(batch: Batch, client: SamplingClient) -> Batch:
+    """A rollout as one of the client that looks at it.
+
+    At level 1 another client of the same weights has sampled, perhaps in another process, and some
+    services name each client apart.
+    """
+    name = client.snapshot_id
+    if all(t.snapshot_id == name for group in batch.groups for t in group.trajectories):
+        return batch
+    renamed = [
+        replace(g, trajectories=tuple(replace(t, snapshot_id=name) for t in g.trajectories))
+        for g in batch.groups
+    ]
+    return replace(batch, groups=renamed)
 
 
 def _seen(task: asyncio.Future[Batch]) -> None:

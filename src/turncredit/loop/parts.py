@@ -67,7 +67,7 @@ def open_parts(run: Run) -> Parts:
     environment = run.env.load("env").create(run.env.config)
     backend: Backend = run.backend.load("backend").create(run.backend.config)
     capabilities = backend.capabilities()
-    _check_backend(run, capabilities, teacher=method.NEEDS_TEACHER)
+    check_backend(run, capabilities, teacher=method.NEEDS_TEACHER)
     if run.schedule.train_split not in environment.splits:
         raise ConfigError(
             f"environment {run.env.name} has no split {run.schedule.train_split!r}; "
@@ -150,7 +150,12 @@ def _check_looks(run: Run, hint: AnyHint) -> None:
         )
 
 
-def _check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> None:
+def check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> None:
+    """Refuse what a backend of such abilities cannot do for a run.
+
+    Raises:
+        ConfigError: names what it lacks.
+    """
     steps = run.optim.epochs * run.optim.minibatches
     if reason := lacks(run.needs, capabilities, steps_per_snapshot=steps, teacher=teacher):
         raise ConfigError(

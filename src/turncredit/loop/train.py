@@ -6,6 +6,7 @@ No method, environment or backend is named here. Whatever decides a number is a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +15,13 @@ from typing import Any
 from turncredit.backends import selfcheck
 from turncredit.config import Run
 from turncredit.core.datum import Datum
-from turncredit.core.errors import DataError
-from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
+from turncredit.core.errors import BackendError, DataError, TurncreditError
+from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.ahead import Rollouts
+from turncredit.loop.budget import BudgetReached
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import (
     Rows,
@@ -32,9 +34,13 @@ from turncredit.loop.data import (
 )
 from turncredit.loop.looking import Looked, Looking
 from turncredit.loop.parts import Parts
+from turncredit.loop.probing import probed
 from turncredit.loop.remarks import refuse_hopeless, remarks
 from turncredit.loop.sampler import Sampler, limits_of
+from turncredit.loop.standing import Standing
 from turncredit.loop.teachers import started_from
+from turncredit.loop.updating import updated
+from turncredit.loop.watching import training as trained
 from turncredit.record import ledger as ledgers
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
@@ -69,10 +75,11 @@ class Trainer:
         self, run: Run, parts: Parts, folder: RunFolder, *, tracker: Tracker, listener: Listener
     ) -> None:
         prices, model = read_prices(run.log.prices), getattr(run.backend.config, "base_model", "")
-        self._accounts = Accounts(parts.backend, prices, model=model)
+        self._accounts = Accounts(parts.backend, prices, model=model, limit=run.log.max_cost)
         parts = replace(parts, backend=self._accounts.backend)
         self._run, self._parts, self._folder = run, parts, folder
         self._tracker, self._listener = tracker, listener
+        self._at = Standing()
         self._mismatch: dict[str, float] = {}  # measured at the start, logged with update 1
         self._chat = Chat(
             parts.backend.get_tokenizer(),
@@ -101,24 +108,75 @@ class Trainer:
     async def run(self) -> None:
         """Train from the last committed checkpoint (or the start) to `max_steps`.
 
+        Ends before that, saved, where the next call could pass the budget. A fault and Ctrl-C
+        save the last whole update, too, when the weights are known to be its.
+
         Raises:
             BackendError: the backend failed, or its log-probs contradict each other.
             DataError: the checkpoint to resume from cannot be read.
         """
-        done, training = await self._begin()
-        schedule = self._run.schedule
-        if done >= schedule.max_steps:
-            self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
         try:
-            for step in range(done + 1, schedule.max_steps + 1):
-                saves = step % schedule.save_every == 0 or step == schedule.max_steps
-                await self._step(step, training, saves=saves)
-                if saves:
-                    await self._save(step, training)
+            done, training = await self._begin()
+            schedule = self._run.schedule
+            if done >= schedule.max_steps:
+                self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
+            try:
+                await self._updates(done, training)
+            except BudgetReached as reached:
+                await self._rescue(training, reached)
+                self._listener.note(f"stopped, to go on with a larger --max-cost: {reached}")
+            except (BackendError, asyncio.CancelledError) as error:
+                await self._rescue(training, error)
+                raise
         finally:
             await self._rollouts.close()
             await self._looking.close()
-        self._listener.costs(self._accounts.totals(), self._accounts.priced)
+            self._say_costs()
+
+    async def _updates(self, done: int, training: TrainingClient) -> None:
+        schedule = self._run.schedule
+        for step in range(done + 1, schedule.max_steps + 1):
+            self._accounts.foresee(step)
+            saves = step % schedule.save_every == 0 or step == schedule.max_steps
+            await self._step(step, training, saves=saves)
+            if saves:
+                await self._save(step, training)
+
+    async def _rescue(self, training: TrainingClient, error: BaseException) -> None:
+        """Save the last whole update, if that is what the weights are."""
+        await self._rollouts.close()
+        at = self._at
+        if at.made == at.saved:
+            return
+        if not at.is_sound(error):
+            self._listener.note(f"an update was under way: the run goes on from update {at.saved}")
+            return
+        try:
+            await self._save(at.made, training, planned=False)
+        except (TurncreditError, OSError) as lost:
+            self._listener.note(
+                f"update {at.made} could not be saved ({lost}): the run goes on from {at.saved}"
+            )
+
+    def _say_costs(self) -> None:
+        """What it cost, given up and lost work included."""
+        budget, backend = self._accounts.budget, self._accounts.backend
+        budget.settle()
+        totals = self._accounts.totals()
+        if totals["steps"]:
+            self._listener.costs(totals, self._accounts.priced)
+        if isinstance(backend, RemoteBackend) and (given_up := backend.abandoned())[0]:
+            calls, usage = given_up
+            self._listener.note(
+                f"{calls} calls were given up while the service had them, and may be billed: up to "
+                f"{usage.prefill} tokens read, {usage.sampled} sampled, {usage.trained} trained"
+            )
+        booked = (totals.get("money") or {}).get("amount", 0.0)
+        if budget.price and budget.spent > 1.001 * booked:
+            self._listener.note(
+                f"spent in all {budget.spent:.4g} {budget.price.currency}, "
+                f"{budget.spent - booked:.4g} of it beside these updates"
+            )
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────
 
@@ -127,9 +185,12 @@ class Trainer:
         last = found[-1] if found else None
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
+        self._at = Standing(made=done, saved=done)
         self._accounts.resume(self._folder.ledger())
+        self._accounts.keep_spending(self._folder)
         if lost := set(range(1, done + 1)) - {row["step"] for row in self._folder.metrics()}:
             self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
+        await self._probe(done)
         try:
             training = await self._parts.backend.create_training_client(
                 seed=self._run.schedule.seed,
@@ -146,6 +207,17 @@ class Trainer:
         if last is None:
             await self._check_logprobs(training)
         return done, training
+
+    async def _probe(self, done: int) -> None:
+        """Find out what a service does, on a run of its own that is thrown away."""
+        backend = self._parts.backend
+        if not isinstance(backend, RemoteBackend) or done >= self._run.schedule.max_steps:
+            return
+        backend.listen(self._listener.note)
+        with self._phase(done + 1, "probe"):
+            found = await probed(self._run, self._parts.loss.name, backend, self._folder, done)
+        for text in found:
+            self._listener.note(text)
 
     async def _check_logprobs(self, training: TrainingClient) -> None:
         """Do sampler, scorer and trainer agree? Decides where the student's log-probs come from."""
@@ -186,25 +258,35 @@ class Trainer:
         """The optimizer steps of an update; `extra` rows take part in the first."""
         optim, loss = self._run.optim, self._parts.loss
         aggregation, longest = self._run.needs.aggregation, self._run.rollout.max_trajectory_tokens
-        seen: list[dict[str, float]] = []
         given = beside_term(rows.data) if loss.has_term else rows.data
-        for data in batches(
-            given,
-            epochs=optim.epochs,
-            minibatches=optim.minibatches,
-            seed=f"{self._run.schedule.seed}/{step}",
-        ):
-            output = await training.forward_backward(
-                [
+        parts = list(
+            batches(
+                given,
+                epochs=optim.epochs,
+                minibatches=optim.minibatches,
+                seed=f"{self._run.schedule.seed}/{step}",
+            )
+        )
+        if not parts:
+            return {"skipped": 1.0}
+        seen: list[dict[str, float]] = []
+        # All of an update is paid beforehand: it is made whole or not at all.
+        most = trained([row for data in (*parts, extra) for row in data])
+        async with self._accounts.budget.paid(most, f"update {step}", whole=True):
+            for data in parts:
+                sent = [
                     *reduced(data, aggregation, longest=longest),
                     *unpenalised(reduced(() if seen else extra, aggregation, longest=longest)),
-                ],
-                loss_fn=loss.name,
-                loss_fn_config=loss.settings,
-            )
-            seen.append({**output.metrics, **await training.optim_step(self._adam)})
-        if not seen:
-            return {"skipped": 1.0}
+                ]
+                self._at.begin_step()
+                output, stepped = await updated(
+                    training,
+                    sent,
+                    loss_fn=loss.name,
+                    loss_fn_config=loss.settings,
+                    params=self._adam,
+                )
+                seen.append({**output.metrics, **stepped})
         means = {name: sum(row.get(name, 0.0) for row in seen) / len(seen) for name in seen[0]}
         return {"skipped": 0.0, "optimizer_steps": float(len(seen)), **means}
 
@@ -234,17 +316,18 @@ class Trainer:
         row = {name: float(value) for name, value in row.items()}
         self._folder.append_ledger(step, cost)
         self._folder.append_metrics(step, row)
+        self._at.end_update(step)
         self._tracker.log(row, step)
         for remark in remarks(row):
             self._listener.note(remark)
         self._listener.step(step, row)
 
-    async def _save(self, step: int, training: TrainingClient) -> None:
+    async def _save(self, step: int, training: TrainingClient, *, planned: bool = True) -> None:
         with self._phase(step, "save"):
             name = self._folder.checkpoint_path(step).name
             state = await training.save_state(name)
             sampler = await training.save_weights_for_sampler(name)
-            ahead = await self._rollouts.record(step)
+            ahead = await self._rollouts.record(step, fallback="" if planned else sampler)
         record = {
             "state": self._folder.relative(state),
             "sampler": self._folder.relative(sampler),
@@ -252,6 +335,7 @@ class Trainer:
             **ahead,
         }
         self._folder.append_checkpoint(step, record)
+        self._at.saved = step
         self._listener.saved(step, {**record, "state": state, "sampler": sampler})
 
     @contextmanager

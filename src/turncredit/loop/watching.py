@@ -6,8 +6,8 @@ asked, what the backend counted meanwhile. Numbers, order and errors stay as the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from turncredit.core.datum import Datum, Distribution
@@ -18,12 +18,14 @@ from turncredit.core.protocols import (
     Capabilities,
     DistributionClient,
     ForwardBackwardOutput,
+    RemoteBackend,
     SampleResult,
     SamplingClient,
     SamplingParams,
     ScoreResult,
     Tokenizer,
     TrainingClient,
+    UpdatingClient,
 )
 from turncredit.core.types import Ids, Usage
 from turncredit.loop.reads import Reads
@@ -44,6 +46,15 @@ class Books(Protocol):
     def under_way(self, rows: int) -> None:
         """So many sequences are being sampled more (or fewer) from now on."""
         ...
+
+    def paid(self, most: Usage, what: str) -> AbstractAsyncContextManager[None]:
+        """Around a call that uses at most so much; raises where the budget has no room for it."""
+        ...
+
+
+def watched(backend: Backend, books: Books) -> Watched:
+    """The backend, watched; a remote one stays a remote one."""
+    return (_Remote if isinstance(backend, RemoteBackend) else Watched)(backend, books)
 
 
 class Watched:
@@ -73,8 +84,8 @@ class Watched:
         client = await self._backend.create_training_client(
             seed=seed, save_dir=save_dir, from_state=from_state, from_weights=from_weights
         )
-        averages = isinstance(client, AveragingClient)
-        return (_Averaging if averages else _Training)(client, self._books)
+        averages, updates = isinstance(client, AveragingClient), isinstance(client, UpdatingClient)
+        return _TRAINING[averages, updates](client, self._books)
 
     async def create_sampling_client(self, *, model_path: str | None = None) -> SamplingClient:
         """The backend's, watched."""
@@ -91,6 +102,29 @@ class Watched:
         await self._backend.aclose()
 
 
+class _Remote(Watched):
+    """A `RemoteBackend` too."""
+
+    _backend: Any
+
+    @property
+    def observed(self) -> Mapping[str, int]:
+        """The backend's."""
+        return self._backend.observed
+
+    def use_reduction(self, reduction: str) -> None:
+        """The backend's."""
+        self._backend.use_reduction(reduction)
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """The backend's."""
+        self._backend.listen(say)
+
+    def abandoned(self) -> tuple[int, Usage]:
+        """The backend's."""
+        return self._backend.abandoned()
+
+
 class _Sampling:
     """A `SamplingClient`."""
 
@@ -101,18 +135,21 @@ class _Sampling:
     async def sample(
         self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
     ) -> SampleResult:
-        self._books.under_way(num_samples)
-        try:
-            with _booked(self._books):
+        most = Usage(
+            prefill=len(prompt) * num_samples, sampled=params.max_tokens * num_samples, requests=1
+        )
+        async with _booked(self._books, most, "sampling"):
+            self._books.under_way(num_samples)
+            try:
                 result = await self._client.sample(prompt, params=params, num_samples=num_samples)
-        finally:
-            self._books.under_way(-num_samples)
+            finally:
+                self._books.under_way(-num_samples)
         answers = [sample.tokens for sample in result.samples]
         self._books.reads.sample(self.snapshot_id, prompt, answers)
         return result
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
-        with _booked(self._books):
+        async with _booked(self._books, _reading(tokens), "scoring"):
             result = await self._client.compute_logprobs(tokens, last_n=last_n)
         self._books.reads.score(self.snapshot_id, tokens, last_n)
         return result
@@ -127,7 +164,7 @@ class _Distributing(_Sampling):
     async def distribution(
         self, tokens: Ids, *, last_n: int, k: int, temperature: float = 1.0
     ) -> Distribution:
-        with _booked(self._books):
+        async with _booked(self._books, _reading(tokens), "scoring"):
             result = await self._client.distribution(
                 tokens, last_n=last_n, k=k, temperature=temperature
             )
@@ -152,16 +189,15 @@ class _Training:
         loss_fn: str,
         loss_fn_config: Mapping[str, float] | None = None,
     ) -> ForwardBackwardOutput:
-        with _booked(self._books):
+        async with _booked(self._books, training(data), "an update"):
             output = await self._client.forward_backward(
                 data, loss_fn=loss_fn, loss_fn_config=loss_fn_config
             )
-        for row in data:
-            self._books.reads.train(len(row.tokens), int(row.mask.sum()))
+        self._read(data)
         return output
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
-        with _booked(self._books):
+        async with _booked(self._books, Usage(requests=1), "an optimizer step"):
             return await self._client.optim_step(params)
 
     async def save_state(self, name: str) -> str:
@@ -169,6 +205,29 @@ class _Training:
 
     async def save_weights_for_sampler(self, name: str) -> str:
         return await self._client.save_weights_for_sampler(name)
+
+    def _read(self, data: Sequence[Datum]) -> None:
+        for row in data:
+            self._books.reads.train(len(row.tokens), int(row.mask.sum()))
+
+
+class _Updating(_Training):
+    """An `UpdatingClient` too."""
+
+    async def update(
+        self,
+        data: Sequence[Datum],
+        *,
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float] | None = None,
+        params: AdamParams,
+    ) -> tuple[ForwardBackwardOutput, Mapping[str, float]]:
+        async with _booked(self._books, training(data), "an update"):
+            found = await self._client.update(
+                data, loss_fn=loss_fn, loss_fn_config=loss_fn_config, params=params
+            )
+        self._read(data)
+        return found
 
 
 class _Averaging(_Training):
@@ -181,14 +240,38 @@ class _Averaging(_Training):
         return _sampling(await self._client.average_sampling_client(), self._books)
 
 
+class _AveragingUpdating(_Averaging, _Updating):
+    """Both."""
+
+
+# (averages, updates) → class: a watched client offers what the client offers, and no more.
+_TRAINING: Mapping[tuple[bool, bool], type[_Training]] = {
+    (False, False): _Training,
+    (True, False): _Averaging,
+    (False, True): _Updating,
+    (True, True): _AveragingUpdating,
+}
+
+
 def _sampling(client: SamplingClient, books: Books) -> SamplingClient:
     return (_Distributing if isinstance(client, DistributionClient) else _Sampling)(client, books)
 
 
-@contextmanager
-def _booked(books: Books) -> Iterator[None]:
+def training(data: Sequence[Datum]) -> Usage:
+    """What a forward and backward pass over some rows uses."""
+    return Usage(trained=sum(len(row.tokens) for row in data), requests=1)
+
+
+def _reading(tokens: Ids) -> Usage:
+    """What scoring uses at most: services sample a token with it."""
+    return Usage(prefill=len(tokens), sampled=1, requests=1)
+
+
+@asynccontextmanager
+async def _booked(books: Books, most: Usage, what: str) -> AsyncIterator[None]:
     """Around a call. A backend counts as it answers, so no other call comes between."""
-    try:
-        yield
-    finally:
-        books.used()
+    async with books.paid(most, what):
+        try:
+            yield
+        finally:
+            books.used()

@@ -12,7 +12,7 @@ from turncredit.record.atomic import Lines
 
 LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
 _OURS = ("config.json", "environment.json", *LINES, "trajectories", "checkpoints")
-_OURS_LATER = ("audit.json", "report.html", "mirrors", "run.lock")
+_OURS_LATER = ("probe.json", "spent.json", "audit.json", "report.html", "mirrors", "run.lock")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 _TEACHER = re.compile(r"teacher-(\d{6,})")
 _BEHIND = re.compile(r"behind-(\d{6,})")

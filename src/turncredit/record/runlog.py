@@ -1,6 +1,7 @@
 """The run folder: its format is written and read here only, and its paths are known here only.
 
     config.json  environment.json  metrics.jsonl  ledger.jsonl  checkpoints.jsonl
+    probe.json  spent.json
     trajectories/000007.jsonl.gz   checkpoints/step-000040/{state, sampler}
     checkpoints/teacher-000030/sampler   checkpoints/behind-000040/sampler
 
@@ -101,6 +102,23 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """What the run ran on."""
         return self._read_json("environment.json")
+
+    def write_spent(self, note: Mapping[str, Any]) -> None:
+        """Save how much money may have been spent by now, lost work included."""
+        atomic.write_json(self.path / "spent.json", note)
+
+    def spent(self) -> dict[str, Any] | None:
+        """The last such note; None: nobody has counted."""
+        return self._read_json("spent.json") if (self.path / "spent.json").exists() else None
+
+    def write_probes(self, probes: Sequence[Mapping[str, Any]]) -> None:
+        """Save what the service was found to do, once for every time the run was begun."""
+        atomic.write_json(self.path / "probe.json", {"probes": list(probes)})
+
+    def probes(self) -> list[dict[str, Any]]:
+        """What was found so far."""
+        there = (self.path / "probe.json").exists()
+        return list(self._read_json("probe.json").get("probes", [])) if there else []
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:

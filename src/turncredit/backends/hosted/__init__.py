@@ -1,0 +1,1 @@
+"""What all hosted trainers share. No service's package is imported here."""

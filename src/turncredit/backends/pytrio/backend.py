@@ -1,0 +1,202 @@
+"""The `pytrio` backend: one session on the service, and the clients it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from turncredit.backends import contract
+from turncredit.backends.hosted import uris
+from turncredit.backends.hosted.calls import Calls, Counts
+from turncredit.backends.hosted.normalise import shares
+from turncredit.backends.hosted.tokenizers import open_tokenizer
+from turncredit.backends.local.tokenizer import HfTokenizer
+from turncredit.backends.pytrio import CAPABILITIES, Config, versions
+from turncredit.backends.pytrio.sampling import PytrioSamplingClient
+from turncredit.backends.pytrio.shared import Shared
+from turncredit.backends.pytrio.training import PytrioTrainingClient
+from turncredit.core.errors import ConfigError
+from turncredit.core.protocols import Capabilities
+from turncredit.core.types import Usage
+
+_LOCAL = ("http://127.0.0.1", "http://localhost")
+
+
+class PytrioBackend:
+    """Makes clients; the session is opened when the first one is made."""
+
+    name = "pytrio"
+
+    def __init__(self, config: Config, trio: ModuleType) -> None:
+        self.config = config
+        self._trio = trio
+        self._tokenizer: HfTokenizer | None = None
+        self._service: Any = None
+        self._opening: asyncio.Lock | None = None
+        self._shared = Shared(
+            config=config,
+            trio=trio,
+            calls=Calls(
+                limit=config.calls_in_flight,
+                deadline=config.deadline,
+                on_wait=logging.getLogger("turncredit.pytrio").warning,
+            ),
+            vocabulary=lambda: len(self.get_tokenizer()),
+            # Unknown until probed; the plain sum meanwhile.
+            reduction="token_sum" if config.loss_reduction == "auto" else config.loss_reduction,
+        )
+
+    def capabilities(self) -> Capabilities:
+        """Known without calling anything."""
+        return replace(
+            CAPABILITIES,
+            loss_reduction=self._shared.reduction,
+            max_seq_len=self.config.max_seq_len,
+        )
+
+    @property
+    def observed(self) -> dict[str, int]:
+        """How answers looked before they were normalised, for the probe."""
+        return self._shared.observed
+
+    def use_reduction(self, reduction: str) -> None:
+        """What the service was found to make of per-token losses.
+
+        Raises:
+            ConfigError: no such reduction.
+        """
+        shares([], reduction)
+        self._shared.reduction = reduction
+
+    def get_tokenizer(self) -> HfTokenizer:
+        """The tokenizer of the base model."""
+        if self._tokenizer is None:
+            name = self.config.tokenizer or self.config.base_model
+            self._tokenizer = open_tokenizer(name, 'backend "pytrio"', "pytrio")
+        return self._tokenizer
+
+    async def create_training_client(
+        self,
+        *,
+        seed: int,
+        save_dir: str,
+        from_state: str | None = None,
+        from_weights: str | None = None,
+    ) -> PytrioTrainingClient:
+        """A fresh LoRA, a saved state with its optimizer, or weights alone.
+
+        States stay on the service: nothing is written to `save_dir`.
+
+        Raises:
+            ConfigError: not a `trio://` state, of another rank, or both kinds are given.
+            BackendError: what the service answers.
+        """
+        contract.check_origin(from_state, from_weights)
+        service = await self._open()
+        if from_state:
+            uri = str(uris.state(from_state, "trio"))
+            client = await self._shared.call(
+                "resuming",
+                _bound(service.create_training_client_from_state_with_optimizer_async, uri),
+            )
+        elif from_weights:
+            # Nothing trains from sampler weights: the state of the same name has the same ones.
+            uri = str(uris.parse(from_weights, "trio").as_kind("state"))
+            client = await self._shared.call(
+                "starting from weights",
+                _bound(service.create_training_client_from_state_async, uri),
+            )
+        else:
+            client = await self._shared.call("starting a run", lambda: self._fresh(service, seed))
+        self._check_rank(client, from_state or from_weights)
+        return PytrioTrainingClient(self._shared, client)
+
+    async def create_sampling_client(
+        self, *, model_path: str | None = None
+    ) -> PytrioSamplingClient:
+        """A client of the base model, or of `trio://…/sampler_weights/…`.
+
+        Raises:
+            ConfigError: the path names something else.
+            BackendError: what the service answers.
+        """
+        path = str(uris.sampler(model_path, "trio")) if model_path else None
+        service = await self._open()
+        client = await self._shared.call(
+            "opening weights",
+            lambda: service.create_sampling_client_async(self.config.base_model, path),
+            repeat=True,
+        )
+        return PytrioSamplingClient(self._shared, client)
+
+    def usage(self) -> Usage:
+        """All tokens so far, as counted here; what was abandoned is counted as if it ended."""
+        return self._shared.usage + self._shared.calls.counts.abandoned_usage
+
+    def counts(self) -> Counts:
+        """What happened to calls."""
+        return self._shared.calls.counts
+
+    def abandoned(self) -> tuple[int, Usage]:
+        """Calls given up while the service had them, and what they may have cost."""
+        return self.counts().abandoned, self.counts().abandoned_usage
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Say in words when the service, or its SDK, makes us wait."""
+        self._shared.calls.on_wait = say
+        versions.listen(say)
+
+    async def aclose(self) -> None:
+        """End the session."""
+        service, self._service = self._service, None
+        if service is not None:
+            await asyncio.to_thread(versions.close, service)
+
+    async def _open(self) -> Any:
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._service is None:
+                self._service = await self._shared.call(
+                    "opening a session", lambda: asyncio.to_thread(self._connect)
+                )
+        return self._service
+
+    def _connect(self) -> Any:
+        """A service client; the SDK's settings and telemetry are of the whole process."""
+        self._trio.configure_observability(enabled=self.config.telemetry)
+        settings: dict[str, Any] = {"sampling_in_flight": self.config.calls_in_flight}
+        if self.config.base_url:
+            settings["base_url"] = self.config.base_url
+        versions.configure(self._trio, settings)
+        key = os.environ.get("PYTRIO_API_KEY", "").strip()
+        if not key and self.config.base_url.startswith(_LOCAL):
+            key = "loopback"  # a service on this machine has no accounts
+        return self._trio.ServiceClient(api_key=key or None)
+
+    async def _fresh(self, service: Any, seed: int) -> Any:
+        config = self.config
+        return await service.create_lora_training_client_async(
+            config.base_model,
+            rank=config.lora_rank,
+            seed=seed,
+            train_mlp=config.train_mlp,
+            train_attn=config.train_attn,
+            train_unembed=config.train_unembed,
+        )
+
+    def _check_rank(self, client: Any, origin: str | None) -> None:
+        rank = versions.rank_of(client)
+        if origin and rank is not None and rank != self.config.lora_rank:
+            raise ConfigError(
+                f"{origin} was saved with --lora-rank {rank}, this run has {self.config.lora_rank}"
+            )
+
+
+def _bound(make: Callable[[str], Awaitable[Any]], uri: str) -> Callable[[], Awaitable[Any]]:
+    return lambda: make(uri)

@@ -1,0 +1,118 @@
+"""The SDK's sampling client behind ours."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from turncredit.backends.hosted import faults
+from turncredit.backends.hosted.normalise import prompt_logprobs
+from turncredit.backends.pytrio import versions
+from turncredit.backends.pytrio.shared import Shared
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.protocols import Sample, SampleResult, SamplingParams, ScoreResult
+from turncredit.core.types import Ids, Usage
+
+
+class PytrioSamplingClient:
+    """Bound to one set of weights on the service.
+
+    Args:
+        shared: of the backend.
+        client: the SDK's.
+        ends: when its weights end, in seconds of `time.monotonic`; None: they stay.
+    """
+
+    def __init__(self, shared: Shared, client: Any, *, ends: float | None = None) -> None:
+        self.snapshot_id = versions.sampling_id(client)
+        self._shared, self._client, self._ends = shared, client, ends
+
+    async def sample(
+        self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
+    ) -> SampleResult:
+        """Sample continuations of `prompt` (sample i uses `params.seed + i`)."""
+        client, ids = self._open(prompt)
+        trio = self._shared.trio
+        asked = trio.SamplingParams(
+            max_tokens=params.max_tokens,
+            seed=params.seed,
+            stop=list(params.stop_ids) or None,
+            temperature=params.temperature,
+            top_p=params.top_p,
+        )
+        estimate = Usage(
+            prefill=len(ids) * num_samples,
+            cached=None,
+            sampled=params.max_tokens * num_samples,
+            requests=1,
+        )
+        found = await self._shared.call(
+            "sampling",
+            lambda: client.sample_async(
+                trio.ModelInput.from_ints(ids),
+                num_samples=num_samples,
+                sampling_params=asked,
+                return_text=False,
+            ),
+            repeat=True,
+            estimate=estimate,
+        )
+        samples = tuple(_sample(each, params.stop_ids) for each in found.sequences)
+        if len(samples) != num_samples:
+            raise BackendError(f"PyTRIO gave {len(samples)} samples, asked for {num_samples}")
+        usage = Usage(
+            prefill=found.input_tokens or len(ids) * num_samples,
+            cached=None,
+            sampled=sum(len(each.tokens) for each in samples),
+            requests=1,
+        )
+        return SampleResult(
+            samples=samples, snapshot_id=self.snapshot_id, usage=self._shared.count(usage)
+        )
+
+    async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
+        """Score `tokens`; all of them, for the service knows no less.
+
+        It samples, and bills, one token more.
+        """
+        client, ids = self._open(tokens)
+        cost = Usage(prefill=len(ids), cached=None, sampled=1, requests=1)
+        found = await self._shared.call(
+            "scoring",
+            lambda: client.compute_logprobs_async(self._shared.trio.ModelInput.from_ints(ids)),
+            repeat=True,
+            estimate=cost,
+        )
+        self._shared.observed["prompt_logprobs"] = len(found) - len(ids)
+        return ScoreResult(
+            logprobs=prompt_logprobs(found, len(ids)),
+            snapshot_id=self.snapshot_id,
+            usage=self._shared.count(cost),
+        )
+
+    async def close(self) -> None:
+        """Forget the client; temporary weights end by themselves."""
+        self._client = None
+
+    def _open(self, tokens: Ids) -> tuple[Any, list[int]]:
+        if self._client is None:
+            raise BackendError(f"sampling client {self.snapshot_id} is closed; take a new one")
+        if self._ends is not None and time.monotonic() > self._ends:
+            raise faults.SnapshotExpired(
+                f"the temporary weights of {self.snapshot_id} have ended after 6 hours; "
+                "--snapshots named keeps them"
+            )
+        ids = [int(i) for i in tokens]
+        if not ids:
+            raise ConfigError("no tokens: a prompt needs at least one")
+        return self._client, ids
+
+
+def _sample(found: Any, stop_ids: tuple[int, ...]) -> Sample:
+    tokens, logprobs = tuple(found.tokens), tuple(found.logprobs)
+    if len(tokens) != len(logprobs):
+        raise BackendError(f"PyTRIO gave {len(logprobs)} log-probs for {len(tokens)} tokens")
+    reason: Literal["stop", "length"] = "stop" if found.stop_reason == "stop" else "length"
+    if tokens and tokens[-1] in stop_ids:
+        reason = "stop"
+    return Sample(tokens=tokens, logprobs=logprobs, stop_reason=reason)

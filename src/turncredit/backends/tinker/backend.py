@@ -1,0 +1,179 @@
+"""The `tinker` backend: one session with the service, and the clients bound to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from turncredit.backends import contract
+from turncredit.backends.hosted import uris
+from turncredit.backends.hosted.calls import Calls
+from turncredit.backends.hosted.tokenizers import open_tokenizer
+from turncredit.backends.local.tokenizer import HfTokenizer
+from turncredit.backends.tinker import CAPABILITIES, Config, sdk
+from turncredit.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient
+from turncredit.backends.tinker.link import Link
+from turncredit.core.protocols import Capabilities
+from turncredit.core.types import Usage
+
+_LOCAL = ("http://127.0.0.1", "http://localhost")
+
+
+class TinkerBackend:
+    """A policy on a service. Nothing is sent before the first client is made."""
+
+    name = "tinker"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        package = sdk.load(telemetry=config.telemetry)
+        calls = Calls(limit=config.calls_in_flight, deadline=config.deadline)
+        suffix = sdk.takes(package.SamplingClient.sample, "prompt_logprobs_last_n")
+        reduction = "token_sum" if config.loss_reduction == "auto" else config.loss_reduction
+        self._link = Link(package, calls, reduction=reduction, suffix_scoring=suffix)
+        self._tokenizer: HfTokenizer | None = None
+        self._service: Any = None
+        self._opening = asyncio.Lock()
+
+    def capabilities(self) -> Capabilities:
+        """What the SDK and the settings say, and what a probe has found since."""
+        return replace(
+            CAPABILITIES,
+            suffix_scoring=self._link.suffix_scoring,
+            loss_reduction=self._link.reduction,
+        )
+
+    def use_reduction(self, reduction: str) -> None:
+        """What the service was found to do with per-token losses."""
+        self._link.reduction = reduction
+
+    @property
+    def calls(self) -> Calls:
+        """What has happened to calls so far is in its `counts`."""
+        return self._link.calls
+
+    def abandoned(self) -> tuple[int, Usage]:
+        """Calls given up while the service had them, and what they may have cost."""
+        counts = self._link.calls.counts
+        return counts.abandoned, counts.abandoned_usage
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Say in words when the service, or its SDK, makes us wait."""
+        self._link.listen(say)
+
+    @property
+    def observed(self) -> dict[str, int]:
+        """What answers looked like before they were normalised."""
+        return self._link.observed
+
+    def get_tokenizer(self) -> HfTokenizer:
+        """The tokenizer of the base model, from this machine or Hugging Face."""
+        if self._tokenizer is None:
+            name = self.config.tokenizer or self.config.base_model
+            self._tokenizer = open_tokenizer(name, 'backend "tinker"', "tinker")
+        return self._tokenizer
+
+    async def create_training_client(
+        self,
+        *,
+        seed: int,
+        save_dir: str,
+        from_state: str | None = None,
+        from_weights: str | None = None,
+    ) -> TinkerTrainingClient:
+        """Fresh trainable weights; those of a saved state with their optimizer; or weights alone.
+
+        `save_dir` is not used: weights stay on the service. Weights saved for a sampler are loaded
+        from the training state that was saved with them.
+
+        Raises:
+            ConfigError: both origins are given, or not a tinker:// URI of the right kind.
+            BackendError: the service refuses.
+        """
+        contract.check_origin(from_state, from_weights)
+        service = await self._open()
+        if from_state or from_weights:
+            if from_state:
+                uri = uris.state(from_state, "tinker")
+                method = "create_training_client_from_state_with_optimizer"
+            else:
+                uri = uris.parse(str(from_weights), "tinker").as_kind("state")
+                method = "create_training_client_from_state"
+
+            async def call() -> Any:
+                return await sdk.made(service, method, str(uri))
+
+            what = f"loading {uri}"
+        else:
+
+            async def call() -> Any:
+                return await sdk.made(
+                    service,
+                    "create_lora_training_client",
+                    self.config.base_model,
+                    rank=self.config.lora_rank,
+                    seed=seed,
+                    train_mlp=self.config.train_mlp,
+                    train_attn=self.config.train_attn,
+                    train_unembed=self.config.train_unembed,
+                )
+
+            what = f"making a training run of {self.config.base_model}"
+        # A run that was asked for twice is two runs, but neither is harmed: safe to repeat.
+        client = await self._link.ask(what, call)
+        return TinkerTrainingClient(self._link, client, self.config.base_model)
+
+    async def create_sampling_client(
+        self, *, model_path: str | None = None
+    ) -> TinkerSamplingClient:
+        """A client of the base model, or of weights saved for the sampler.
+
+        Raises:
+            ConfigError: not the tinker:// URI of sampler weights.
+            BackendError: the service refuses, or they have expired.
+        """
+        where = str(uris.sampler(model_path, "tinker")) if model_path else None
+        service = await self._open()
+        name = where or f"base-{self.config.base_model}"
+        origin = {"model_path": where} if where else {"base_model": self.config.base_model}
+
+        async def call() -> Any:
+            return await sdk.made(service, "create_sampling_client", **origin)
+
+        client = await self._link.ask(f"opening {name}", call)
+        return TinkerSamplingClient(self._link, client, name)
+
+    def usage(self) -> Usage:
+        """All tokens so far, as counted here; what was given up counts as if it had ended."""
+        return self._link.meter.total + self._link.calls.counts.abandoned_usage
+
+    async def aclose(self) -> None:
+        """End the session."""
+        service, self._service = self._service, None
+        self._link.close()
+        if service is None:
+            return
+        if hasattr(service, "close"):
+            await sdk.settled(service.close("success"))
+        else:
+            service.holder.close()
+
+    async def _open(self) -> Any:
+        """The session, begun at the first call: it asks for the key and reaches the service."""
+        async with self._opening:
+            if self._service is None:
+                self._service = await self._link.ask(
+                    "opening a session", lambda: asyncio.to_thread(self._begin)
+                )
+        return self._service
+
+    def _begin(self) -> Any:
+        options = {"base_url": self.config.base_url} if self.config.base_url else {}
+        if self.config.base_url.startswith(_LOCAL) and not os.environ.get("TINKER_API_KEY"):
+            options["api_key"] = "tml-loopback"  # a server on this machine has no accounts
+        service = self._link.package.ServiceClient(**options)
+        _ = service.holder  # made here, in a thread: it blocks until the service has answered
+        return service

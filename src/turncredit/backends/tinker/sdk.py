@@ -1,0 +1,58 @@
+"""The `tinker` package, all versions from 0.25 on, behind one door.
+
+What differs: old calls that make clients block and have an `_async` twin, new ones return futures
+(and warn about the twins); old sampling futures are plain `concurrent.futures`; suffix scoring and
+sample ids are new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+from concurrent.futures import Future
+from importlib.metadata import version
+from typing import Any
+
+from turncredit.core.errors import ConfigError
+from turncredit.core.registry import require
+
+_OLDEST = (0, 25)
+
+
+def load(*, telemetry: bool) -> Any:
+    """The package. Its reports to its makers stay off unless asked for, here or by the user.
+
+    Raises:
+        MissingExtra: it is not installed.
+        ConfigError: it is too old.
+    """
+    os.environ.setdefault("TINKER_TELEMETRY", "1" if telemetry else "0")
+    package = require("tinker", 'backend "tinker"', "tinker")
+    found = version("tinker")
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _OLDEST:
+        raise ConfigError(
+            f"tinker {found} is too old: 0.25 or newer is needed   pip install -U tinker"
+        )
+    return package
+
+
+async def settled(pending: Any) -> Any:
+    """The result of whatever a call returned: a future of either kind, or the result itself."""
+    if inspect.isawaitable(pending):
+        return await pending
+    return await asyncio.wrap_future(pending) if isinstance(pending, Future) else pending
+
+
+async def made(owner: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """A client that `owner.method` makes, without blocking the loop."""
+    call = getattr(owner, method)
+    if "Future" not in str(inspect.signature(call).return_annotation):
+        call = getattr(owner, f"{method}_async")
+    return await settled(call(*args, **kwargs))
+
+
+def takes(call: Any, parameter: str) -> bool:
+    """Whether a method has a parameter."""
+    return parameter in inspect.signature(call).parameters

@@ -1,0 +1,277 @@
+"""A server and a trainer in processes of their own, killed for good at random points of their work.
+
+The processes are forks of one that has everything loaded, so that a life costs moments. The policy
+is a table: a run is exactly repeatable, and whatever is lost or done twice shows.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from turncredit import config
+from turncredit.backends import tabular
+from turncredit.backends.loopback.faults import Fault, Plan
+from turncredit.cli.train import begin, reopen, train
+from turncredit.core.errors import TurncreditError
+from turncredit.core.types import Usage
+from turncredit.loop.parts import open_parts
+from turncredit.loop.train import Listener
+from turncredit.record.runlog import RunFolder
+
+PRICE = """
+[[price]]
+service = "{}"
+currency = "CNY"
+prefill = 10.0
+cached = 10.0
+sample = 30.0
+train = 20.0
+"""
+FAILED = 3  # exit code of a trainer that ended by itself and said why
+LONGEST_S = 300.0  # of a life, on the busiest machine
+Service = Literal["pytrio", "tinker"]
+Victim = Literal["server", "trainer", ""]
+
+
+def cost(used: Usage) -> float:
+    """What tokens cost by `PRICE`."""
+    read = used.prefill + (used.cached or 0)
+    return (read * 10 + used.sampled * 30 + used.trained * 20) / 1e6
+
+
+# ── inside the server's process ──────────────────────────────────────────────────────────────
+
+
+class Kills(Plan):
+    """After so many requests, and a moment, SIGKILL for a process (0: its own)."""
+
+    def __init__(self, left: Any, wait: Any, victim: Any) -> None:
+        super().__init__()
+        self._left, self._wait, self._victim = left, wait, victim
+
+    def meet(self, path: str) -> Fault | None:
+        self._left.value -= 1
+        if self._left.value == 0:
+            victim = self._victim.value or os.getpid()
+            threading.Timer(self._wait.value, os.kill, (victim, signal.SIGKILL)).start()
+        return None
+
+
+def _noting(part: Any, journal: Path) -> None:
+    """From now on `part.billed` is on disk whenever it changes: a killed server's bill is known."""
+
+    def write(self: Any, used: Usage) -> None:
+        self.__dict__["used"] = used
+        journal.write_text(str(cost(used)))
+
+    billed = property(lambda self: self.__dict__["used"], write)
+    del part.__dict__["billed"]
+    part.__class__ = type("Noting", (type(part),), {"billed": billed})
+    part.billed = Usage()
+
+
+def serve(
+    service: Service, folder: Path, port: int, journal: Path, left: Any, wait: Any, victim: Any
+) -> None:
+    """Serve a table until killed."""
+    table, plan = tabular.create(tabular.Config(table_optimizer="sgd")), Kills(left, wait, victim)
+    if service == "pytrio":
+        from pytrio_rig import words
+
+        from turncredit.backends.loopback import pytrio
+        from turncredit.backends.loopback.pytrio_control import Offer
+
+        offer = Offer(model="table", tokenizer=words(folder), max_batch_size=3)
+        server, made = pytrio.serve(table, folder, offer=offer, port=port, faults=plan)
+        _noting(made.actor, journal)
+    else:
+        from turncredit.backends.loopback.tinker import TinkerService
+
+        made = TinkerService(table, folder, model="table")
+        _noting(made, journal)
+        server = made.server(port=port, faults=plan)
+    with server:
+        threading.Event().wait()
+
+
+# ── inside the trainer's process ─────────────────────────────────────────────────────────────
+
+
+class Said(Listener):
+    """Prints what a person would read."""
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def live(
+    service: Service, url: str, folder: Path, given: Mapping[str, Any], patience: float
+) -> None:
+    """Begin or resume the run, and say in the exit code how it ended."""
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        _train(service, url, folder, given, patience)
+    except TurncreditError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(FAILED)
+    except BaseException:  # noqa: BLE001 (a forked process must not go on into its parent's code)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def _train(
+    service: Service, url: str, folder: Path, given: Mapping[str, Any], patience: float
+) -> None:
+    if service == "pytrio":
+        from pytrio_rig import trio
+
+        from turncredit.backends.pytrio import versions
+
+        names = ("training_patience", "sampling_patience", "control_patience", "capacity_patience")
+        short = {"first_pause": 0.05, "capacity_pause": 0.05, **dict.fromkeys(names, patience / 10)}
+        versions.configure(trio, short)
+    path = folder / "runs" / "run"
+    if (path / "config.json").exists():
+        found, run = reopen(path, given)
+    else:
+        own = {
+            "backend": {"name": service, "base_model": "table", "base_url": url},
+            "schedule": {
+                **{"tasks_per_update": 2, "group_size": 4, "save_every": 2, "max_steps": 1000},
+                **{"runs_dir": str(folder / "runs"), "run_name": "run"},
+            },
+            "optim": {"learning_rate": 0.5},
+            "log": {"prices": str(folder / "prices.toml")},
+        }
+        for name, section in (("max_steps", "schedule"), ("max_cost", "log")):
+            if name in given:
+                own[section][name] = given[name]
+        run = config.build(config.merge(config.read_recipe("toy-agentopsd"), own))
+        found = begin(run)
+    parts = open_parts(run)
+    backend: Any = parts.backend
+    backend._tokenizer = TOKENIZER
+    shared = backend._shared if service == "pytrio" else backend._link
+    shared.calls._deadline = patience
+    train(run, found, Said(), parts)
+
+
+TOKENIZER = tabular.create(tabular.Config()).get_tokenizer()
+
+# ── outside ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Rough:
+    """A run whose server and trainer can be killed, and live again.
+
+    Attributes:
+        billed: what all servers have asked so far.
+        lives: (victim, exit code of the trainer, updates committed in this life).
+    """
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        self.service, self.folder = service, folder
+        self._processes = multiprocessing.get_context("forkserver")
+        self._left, self._wait, self._victim = (self._processes.Value(kind, 0) for kind in "qdq")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._server: Any = None
+        self._servers = 0
+        self.lives: list[tuple[Victim, int, int]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "prices.toml").write_text(PRICE.format(service))
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(self.folder / "runs" / "run")
+
+    @property
+    def committed(self) -> list[int]:
+        return [row["step"] for row in self.run.checkpoints()]
+
+    @property
+    def billed(self) -> float:
+        return sum(float(note.read_text() or 0) for note in self.folder.glob("bill-*"))
+
+    def live(
+        self, victim: Victim = "", at: int = 0, wait: float = 0.0, *, patience: float, **given: Any
+    ) -> int:
+        """One life of the trainer; the exit code. `victim` is killed after `at` requests."""
+        self._serve()
+        before = len(self.committed)
+        made = f"http://127.0.0.1:{self._port}", self.folder, given, patience
+        trainer = self._processes.Process(target=live, args=(self.service, *made))
+        self._left.value = 0
+        trainer.start()
+        self._victim.value = 0 if victim == "server" else trainer.pid
+        self._wait.value, self._left.value = wait, at if victim else 0
+        trainer.join(LONGEST_S)
+        self._left.value = 0
+        assert trainer.exitcode is not None, f"it never ended: {self.log()}"
+        self.lives.append((victim, trainer.exitcode, len(self.committed) - before))
+        return trainer.exitcode
+
+    def log(self) -> str:
+        """The last that trainers said."""
+        return (self.folder / "log.txt").read_text()[-3000:]
+
+    def close(self) -> None:
+        """Kill the server."""
+        if self._server is not None and self._server.pid:
+            self._server.kill()
+            self._server.join()
+
+    def _serve(self) -> None:
+        if self._server is not None and self._server.is_alive():
+            return
+        self._servers += 1
+        journal = self.folder / f"bill-{self._servers:03d}"
+        journal.write_text("0")
+        counts = self._left, self._wait, self._victim
+        place = self.folder / "service", self._port, journal
+        place[0].mkdir(exist_ok=True)
+        self._server = self._processes.Process(target=serve, args=(self.service, *place, *counts))
+        self._server.start()
+        end = time.monotonic() + LONGEST_S
+        while time.monotonic() < end:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        raise AssertionError("the server never listened")
+
+
+@contextmanager
+def rough(service: Service, folder: Path) -> Iterator[Rough]:
+    """A run that may be killed."""
+    made = Rough(service, folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def points(seed: int, kills: int, requests: int) -> Iterator[tuple[Victim, int, float]]:
+    """Random deaths: whose (by turns), after how many requests, how many seconds later."""
+    chance = random.Random(seed)
+    for n in range(kills):
+        victim: Victim = "trainer" if n % 2 else "server"
+        yield victim, chance.randint(1, requests), chance.choice([0.0, 0.0, chance.random() * 0.1])

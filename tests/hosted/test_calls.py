@@ -1,0 +1,215 @@
+"""Deadlines, slots, turns, repetitions and what is abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from turncredit.backends.hosted import uris
+from turncredit.backends.hosted.calls import Calls, Slots, of_group
+from turncredit.backends.hosted.faults import (
+    CallTimeout,
+    InvalidRequest,
+    RateLimited,
+    StateUncertain,
+    scrubbed,
+    uncertain,
+)
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.types import Usage
+
+
+def test_no_more_in_flight_than_allowed_and_all_slots_are_used() -> None:
+    async def main() -> None:
+        calls, now, most = Calls(limit=3), 0, 0
+
+        async def work() -> None:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0.001)
+            now -= 1
+
+        await asyncio.gather(*(calls.run(work, what="x") for _ in range(20)))
+        assert most == 3
+        assert calls.counts.made == 20
+
+    asyncio.run(main())
+
+
+def test_groups_take_turns_and_a_group_is_served_in_order() -> None:
+    async def main() -> None:
+        calls, order = Calls(limit=1), []
+
+        def work(name: str):
+            async def call() -> None:
+                order.append(name)
+                await asyncio.sleep(0)
+
+            return call
+
+        async def make(group: str, name: str) -> None:
+            with of_group(group):
+                await calls.run(work(name), what="x")
+
+        names = [("a", f"a{i}") for i in range(4)] + [("b", "b0"), ("b", "b1"), ("c", "c0")]
+        await asyncio.gather(*(make(group, name) for group, name in names))
+        assert order == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
+
+    asyncio.run(main())
+
+
+def test_a_slow_call_holds_up_nothing_else() -> None:
+    async def main() -> None:
+        calls, done = Calls(limit=2), []
+        gate = asyncio.Event()
+        slow = asyncio.ensure_future(calls.run(gate.wait, what="slow"))
+        await asyncio.sleep(0)
+
+        async def quick() -> None:
+            done.append(1)
+
+        await asyncio.gather(*(calls.run(quick, what="quick") for _ in range(10)))
+        assert len(done) == 10
+        assert not slow.done()
+        gate.set()
+        await slow
+
+    asyncio.run(main())
+
+
+def _failing(*errors: BackendError):
+    left = list(errors)
+
+    async def call() -> str:
+        if left:
+            raise left.pop(0)
+        return "answer"
+
+    return call
+
+
+def test_only_safe_calls_are_repeated_and_only_for_transient_errors() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        calls = Calls(backoff=0.001, on_wait=said.append)
+        call = _failing(RateLimited("busy"), RateLimited("busy"))
+        assert await calls.run(call, what="sampling", repeat=True) == "answer"
+        assert calls.counts.retried == 2
+        assert len(said) == 2
+        assert "busy" in said[0]
+        with pytest.raises(RateLimited):
+            await calls.run(_failing(RateLimited("busy")), what="forward_backward")
+        with pytest.raises(InvalidRequest):
+            await calls.run(_failing(InvalidRequest("no")), what="sampling", repeat=True)
+        with pytest.raises(RateLimited):
+            await calls.run(_failing(*[RateLimited("b")] * 9), what="sampling", repeat=True)
+        assert calls.counts.retried == 5
+
+    asyncio.run(main())
+
+
+def test_a_waiting_repetition_holds_no_slot() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        calls = Calls(limit=1, backoff=20.0, on_wait=said.append)
+        slow = asyncio.ensure_future(calls.run(_failing(RateLimited("b")), what="x", repeat=True))
+        while not said:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(calls.run(_failing(), what="y"), 10.0) == "answer"
+        assert not slow.done()
+        slow.cancel()
+
+    asyncio.run(main())
+
+
+def test_deadlines_and_cancelling_free_the_slot_and_are_counted() -> None:
+    async def main() -> None:
+        calls, estimate = Calls(limit=1, deadline=0.01), Usage(prefill=7)
+        with pytest.raises(CallTimeout):
+            await calls.run(lambda: asyncio.sleep(9), what="sampling", estimate=estimate)
+        held = asyncio.ensure_future(
+            calls.run(lambda: asyncio.sleep(9), what="x", estimate=estimate, deadline=9)
+        )
+        waiting = asyncio.ensure_future(calls.run(_failing(), what="y"))
+        await asyncio.sleep(0.001)
+        held.cancel()
+        assert await waiting == "answer"
+        assert calls.counts.abandoned == 2
+        assert calls.counts.timed_out == 1
+        assert calls.counts.abandoned_usage.prefill == 14
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_waiter_leaks_no_slot() -> None:
+    async def main() -> None:
+        slots = Slots(1)
+        async with slots.one("a"):
+            waiting = [asyncio.ensure_future(_hold(slots)) for _ in range(3)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+        waiting[1].cancel()  # it has just been given the slot, or is about to
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.wait_for(_hold(slots), 1)
+
+    async def _hold(slots: Slots) -> None:
+        async with slots.one("a"):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_key_is_ever_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTRIO_API_KEY", "sk-very-secret")
+    error = InvalidRequest("refused: Authorization: Bearer abc.def-123, key sk-very-secret")
+    assert "secret" not in str(error)
+    assert "abc" not in str(error)
+    assert "refused" in str(error)
+    assert "api_key=[key]" not in scrubbed("api keys are listed in the console")
+
+
+def test_an_uncertain_update_is_never_retryable_and_says_the_way_back() -> None:
+    error = uncertain("PyTRIO", "optim_step", "connection lost")
+    assert isinstance(error, StateUncertain)
+    assert not error.retryable
+    assert "last checkpoint" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("trio://r/training_state/a", "trio://r/sampler_weights/a"),
+        ("trio://r/sampler_weight/a", 'Did you mean "sampler_weights"'),
+        ("tinker://r/sampler_weights/a", '"tinker"'),
+        ("tri://r/sampler_weights/a", 'Did you mean "trio"'),
+        ("runs/x/checkpoints/step-1/sampler", "--backend local"),
+        ("trio://r/sampler_weights", "trio://RUN/sampler_weights/NAME"),
+        ("trio://r/sampler_weights/../x", "trio://RUN/sampler_weights/NAME"),
+    ],
+)
+def test_wrong_weights_are_refused_with_the_cure(text: str, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        uris.sampler(text, "trio")
+    assert word in str(caught.value)
+
+
+def test_names_of_weights_are_typed() -> None:
+    uri = uris.sampler("trio://r-1/sampler_weights/step-000010", "trio")
+    assert (uri.run, uri.kind, uri.name) == ("r-1", "sampler", "step-000010")
+    assert str(uri.as_kind("state")) == "trio://r-1/training_state/step-000010"
+    assert str(uris.state("tinker://r/weights/a", "tinker")) == "tinker://r/weights/a"
+    with pytest.raises(ConfigError):
+        uris.state("tinker://r/sampler_weights/a", "tinker")
+
+
+def test_a_service_that_leaves_the_kind_out_is_completed() -> None:
+    """SkyRL names sampler weights tinker://RUN/NAME, and takes the full form."""
+    assert uris.saved("tinker://r/a-1", "tinker", "sampler") == "tinker://r/sampler_weights/a-1"
+    whole = "tinker://r/sampler_weights/a-1"
+    assert uris.saved(whole, "tinker", "sampler") == whole

@@ -1,0 +1,243 @@
+"""Whole runs on a service: the probe at their start, their budget, their interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pytrio", reason="the extra pytrio is not installed")
+
+import contextlib
+
+from pytrio_rig import TOKENIZER, Rig, rig
+
+from turncredit import config
+from turncredit.backends.loopback.faults import Fault, Rule
+from turncredit.backends.loopback.muscle import Quirks
+from turncredit.cli.train import begin, reopen, train
+from turncredit.core.errors import BackendError, TurncreditError
+from turncredit.loop.parts import open_parts
+from turncredit.loop.train import Listener
+from turncredit.record.runlog import RunFolder
+
+PRICES = """
+[[price]]
+service = "pytrio"
+currency = "CNY"
+prefill = 10.0
+sample = 30.0
+train = 20.0
+"""
+
+
+class Heard(Listener):
+    """Keeps what a person would read; `at` is called as phases begin."""
+
+    def __init__(self, at: Callable[[int, str], None] = lambda step, name: None) -> None:
+        self.notes: list[str] = []
+        self._at = at
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def phase(self, step: int, name: str) -> None:
+        self._at(step, name)
+
+
+def settings(made: Rig, folder: Path, recipe: str = "toy-agentopsd", **changes: Any) -> config.Run:
+    (folder / "prices.toml").write_text(PRICES)
+    own = {
+        "backend": {"name": "pytrio", "base_model": "table", "base_url": made.server.url},
+        "schedule": {
+            **{"max_steps": 3, "tasks_per_update": 2, "group_size": 4, "save_every": 10},
+            **{"runs_dir": str(folder), "run_name": "run"},
+        },
+        "optim": {"learning_rate": 0.1},
+        "log": {"prices": str(folder / "prices.toml")},
+    }
+    return config.build(config.merge(config.read_recipe(recipe), own, changes))
+
+
+def go(run: config.Run, listener: Listener, folder: RunFolder | None = None) -> RunFolder:
+    parts = open_parts(run)
+    parts.backend._tokenizer = TOKENIZER  # type: ignore[attr-defined]
+    folder = folder or begin(run)
+    train(run, folder, listener, parts)
+    return folder
+
+
+def resumed(path: Path, listener: Listener, **given: Any) -> RunFolder:
+    folder, run = reopen(path, given)
+    return go(run, listener, folder)
+
+
+def test_a_run_is_probed_and_a_resumed_one_compared(tmp_path: Path) -> None:
+    heard = Heard()
+    with rig(tmp_path, quirks=Quirks(reduction="token_mean")) as made:
+        folder = go(settings(made, tmp_path), heard)
+        (found,) = folder.probes()
+        assert (found["step"], found["reduction"], found["snapshots"]) == (
+            0,
+            "token_mean",
+            "frozen",
+        )
+        assert any("token_mean" in note for note in heard.notes)
+        assert folder.ledger()[0]["requests"] > folder.ledger()[1]["requests"]
+        assert "probe" in folder.ledger()[0]["seconds"]
+        made.service.muscle.quirks = Quirks(reduction="row_mean")
+        heard = Heard()
+        resumed(folder.path, heard, max_steps=4)
+    assert [one["reduction"] for one in folder.probes()] == ["token_mean", "row_mean"]
+    assert any("changed" in note and "'row_mean'" in note for note in heard.notes)
+    assert not list(folder.path.glob("**/*pytrio_api_key*"))
+
+
+def test_the_gradient_is_that_of_a_plain_sum_whatever_the_service_divides_by(
+    tmp_path: Path,
+) -> None:
+    norms = []
+    for name in ("token_sum", "token_mean"):
+        with rig(tmp_path / name, quirks=Quirks(reduction=name)) as made:  # type: ignore[arg-type]
+            folder = go(settings(made, tmp_path / name, schedule={"max_steps": 2}), Heard())
+            norms.append([row["train/grad_norm"] for row in folder.metrics()])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert min(norms[0]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "words"),
+    [
+        ("toy-stepopsd", {}, "stale"),
+        ("toy-agentopsd", {"schedule": {"async_level": 1}}, "async_level 1"),
+    ],
+)
+def test_what_needs_old_snapshots_is_refused_where_they_move(
+    recipe: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with (
+        rig(tmp_path, quirks=Quirks(live_samplers=True)) as made,
+        pytest.raises(BackendError, match=f"follow the training.*{words}"),
+    ):
+        go(settings(made, tmp_path, recipe, **changes), Heard())
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.probes()[0]["snapshots"] == "live"
+    assert folder.metrics() == []
+
+
+# ── money ────────────────────────────────────────────────────────────────────────────────────
+
+
+def billed(made: Rig) -> float:
+    used = made.service.actor.billed
+    return (used.prefill * 10 + used.sampled * 30 + used.trained * 20) / 1e6
+
+
+def test_what_is_spent_is_what_was_billed(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        folder = go(settings(made, tmp_path), Heard())
+        assert (folder.spent() or {})["amount"] == pytest.approx(billed(made))
+    booked = sum(row["money"]["amount"] for row in folder.ledger())
+    assert booked == pytest.approx(billed(made))
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.003, 0), (0.5, 0), (0.8, 1)])
+def test_the_limit_is_never_passed_and_the_run_goes_on_with_a_larger_one(
+    share: float, level: int, tmp_path: Path
+) -> None:
+    schedule = {"max_steps": 6, "async_level": level}
+    with rig(tmp_path / "free") as made:
+        go(settings(made, tmp_path / "free", schedule=schedule), Heard())
+        limit = share * billed(made)
+    heard = Heard()
+    (tmp_path / "paid").mkdir()
+    with rig(tmp_path / "paid") as made:
+        run = settings(made, tmp_path / "paid", schedule=schedule, log={"max_cost": limit})
+        path = tmp_path / "paid" / "run"
+        if share == 0.003:  # not even the probe
+            with pytest.raises(TurncreditError, match="--max-cost"):
+                go(run, heard)
+        else:
+            folder = go(run, heard)
+            assert any("larger --max-cost" in note for note in heard.notes)
+            done = len(folder.metrics())
+            assert 0 < done < 6
+            assert [row["step"] for row in folder.checkpoints()] == [done]
+        assert billed(made) <= limit
+        folder = resumed(path, heard, max_cost=100.0)
+        assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5, 6]
+        assert (folder.spent() or {})["amount"] == pytest.approx(billed(made), rel=0.02)
+
+
+def test_a_limit_without_a_price_is_refused_before_anything(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        run = settings(made, tmp_path, log={"max_cost": 1.0, "prices": ""})
+        with pytest.raises(TurncreditError, match="no price is known"):
+            go(run, Heard())
+        assert made.service.actor.billed.requests == 0
+
+
+# ── faults and Ctrl-C ────────────────────────────────────────────────────────────────────────
+
+
+def _interrupt(step: int, name: str) -> None:
+    if (step, name) == (3, "teacher"):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_the_last_whole_update(tmp_path: Path) -> None:
+    with rig(tmp_path / "a") as made:
+        whole = go(settings(made, tmp_path / "a", schedule={"max_steps": 4}), Heard())
+    with rig(tmp_path / "b") as made:
+        run = settings(made, tmp_path / "b", schedule={"max_steps": 4})
+        with pytest.raises(KeyboardInterrupt):
+            go(run, Heard(_interrupt))
+        folder = RunFolder.open(tmp_path / "b" / "run")
+        assert [row["step"] for row in folder.checkpoints()] == [2]
+        resumed(folder.path, Heard())
+    rows = [[r["train/loss"] for r in f.metrics() if "train/loss" in r] for f in (whole, folder)]
+    assert rows[0] == pytest.approx(rows[1], abs=1e-6)
+
+
+def test_a_service_that_stops_for_money_leaves_the_last_update_saved(tmp_path: Path) -> None:
+    heard = Heard()
+    with rig(tmp_path) as made:
+
+        def empty(step: int, name: str) -> None:
+            if (step, name) == (2, "rollout"):
+                broke = Fault("status", status=402, code="billing_insufficient_balance")
+                made.server.faults.rules.append(Rule(fault=broke, path="/sample$"))
+
+        heard = Heard(empty)
+        with pytest.raises(BackendError) as caught:
+            go(settings(made, tmp_path), heard)
+    assert "Top up the account" in str(caught.value)
+    folder = RunFolder.open(tmp_path / "run")
+    assert [row["step"] for row in folder.checkpoints()] == [1]
+    text = json.dumps([folder.config(), folder.probes(), folder.spent()])
+    assert "key" not in text.lower().replace("keys", "").replace("toy_key", "")
+
+
+def test_waits_are_said(tmp_path: Path) -> None:
+    heard = Heard()
+    full = Fault("status", status=429, code="too_many_requests")
+    rules = [Rule(fault=full, path="/sample$", skip=30, times=200)]
+    with rig(tmp_path, patience=0.2, rules=rules) as made, contextlib.suppress(BackendError):
+        go(settings(made, tmp_path, schedule={"max_steps": 1}), heard)
+    assert any("trying again" in note for note in heard.notes)
+
+
+def test_a_resumed_run_may_reach_its_service_in_another_way(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        folder = go(settings(made, tmp_path, schedule={"max_steps": 1}), Heard())
+    with rig(tmp_path) as made:  # the same saved weights, another port
+        resumed(folder.path, Heard(), base_url=made.server.url, deadline=900.0, max_steps=2)
+    assert [row["step"] for row in folder.checkpoints()] == [1, 2]
+    assert folder.config()["backend"]["deadline"] == 900.0
+    with pytest.raises(TurncreditError, match="cannot take --lora-rank"):
+        reopen(folder.path, {"lora_rank": 8})
