@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import tiny_models
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -69,8 +69,8 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def causally(lean: Lean) -> Callable[..., torch.Tensor]:
-    def attend(_: int, *qkv: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in qkv)
+    def attend(_: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (queries, *kv.chunk(2, dim=1)))
         out = scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=lean.scale, enable_gqa=True
         )
@@ -335,6 +335,13 @@ steps = st.lists(
 )
 
 
+@example(  # copying a busy row's beginning made it the first to give way
+    [
+        *(("start", 2, 21), ("start", 0, 1), ("start", 0, 1), ("grow", 0, 24)),
+        *(("end", 1, 1), ("start", 2, 16), ("grow", 0, 19)),
+    ],
+    192,
+)
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(150, 900))
 def test_rows_hold_what_their_slots_say(actions: list[tuple[str, int, int]], budget: int) -> None:

@@ -27,9 +27,14 @@ class Shape:
     device: torch.device
 
     @property
-    def bytes_per_token(self) -> int:
+    def numbers_per_token(self) -> int:
         """Keys and values of all layers."""
-        return 2 * self.layers * self.heads * self.width * self.dtype.itemsize
+        return 2 * self.layers * self.heads * self.width
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What they take."""
+        return self.numbers_per_token * self.dtype.itemsize
 
 
 class Arena:

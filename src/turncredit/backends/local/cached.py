@@ -62,13 +62,11 @@ class Cached:
         if self._longest >= _ALONE:
             self._masks = [self._row_mask(b) for b in range(len(self._counts))]
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """(N, Hq, d) queries and (N, Hkv, d) keys and values → (N, Hq, d)."""
-        self._arena.put(layer, self._arena_rows, self.positions, torch.cat([k, v], dim=1))
+    def __call__(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """(N, Hq, d) queries; (N, 2 Hkv, d) keys, then values → (N, Hq, d)."""
+        self._arena.put(layer, self._arena_rows, self.positions, kv)
         if self._masks:
-            return self._row_by_row(layer, q, k, v)
+            return self._row_by_row(layer, q, *kv.chunk(2, dim=1))
         if self._at is None:
             return self._together(layer, q.unsqueeze(2))[:, :, 0]
         padded = q.new_zeros(len(self._counts), self._longest, *q.shape[1:])

@@ -111,19 +111,20 @@ class LocalSamplingClient:
     def _checked(self, tokens: Ids, *, more: int = 0) -> list[int]:
         if self._closed:
             raise BackendError(f"snapshot {self.snapshot_id} is closed")
-        ids = [int(i) for i in tokens]
-        if not ids:
+        ids = np.asarray(tokens, np.int64)
+        if not len(ids):
             raise ConfigError("no tokens: a prompt needs at least one")
         size = self._engine.policy.vocabulary
-        if wrong := [i for i in ids if not 0 <= i < size]:
-            raise ConfigError(f"token id {wrong[0]} is outside this model's vocabulary of {size}")
+        if ids.min() < 0 or ids.max() >= size:
+            wrong = next(i for i in ids if not 0 <= i < size)
+            raise ConfigError(f"token id {wrong} is outside this model's vocabulary of {size}")
         if len(ids) + more > (longest := self._engine.policy.positions):
             raise ConfigError(
                 f"{len(ids)} tokens"
                 + (f" and {more} more" if more else "")
                 + f" do not fit into the {longest} positions of this model"
             )
-        return ids
+        return ids.tolist()
 
 
 class LocalTrainingClient:

@@ -144,7 +144,8 @@ class Decoder:
         """
         if rows := self._seated(rows):
             new = sum(row.length - row.stored for row in rows)
-            with threads_for(new * self._policy.size if self._few_threads else torch.inf):
+            read = sum(row.stored for row in rows) * self._arena.shape.numbers_per_token
+            with threads_for(new * self._policy.size if self._few_threads else torch.inf, read):
                 self._sample(rows)
 
     @torch.no_grad()

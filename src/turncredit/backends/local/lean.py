@@ -1,8 +1,9 @@
 """A forward pass without gradients and without modules, for Llama-like families in float32.
 
 A snapshot's LoRA matrices are added to the frozen weights once, projections that read the same
-input become one matrix, and tokens of all rows lie flat, so that no pad is computed. What a token
-looks at is the caller's business: `hidden` hands queries, keys and values to a callback.
+input become one matrix that holds the factors of the normalisation before it, and tokens of all
+rows lie flat, so that no pad is computed. What a token looks at is the caller's business: `hidden`
+hands queries, keys and values to a callback.
 
 The rotation of positions (Su et al. 2021) turns pairs of channels. Here the two channels of a pair
 lie side by side, in queries and keys alike, which leaves every dot product as it was and makes the
@@ -17,10 +18,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, silu
 
-# attend(layer, q (N, Hq, d), k (N, Hkv, d), v (N, Hkv, d)) -> (N, Hq * d) or (N, Hq, d)
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+from turncredit.backends.local import products
+
+# attend(layer, q (N, Hq, d), keys and values (N, 2 Hkv, d)) -> (N, Hq * d) or (N, Hq, d)
+Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _PIECE = 512  # tokens in an MLP at a time: its inner states are the widest of a layer
 _BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -40,35 +43,41 @@ class Matrix:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(N, in) → (N, out)."""
-        return linear(x, self.weight, self.bias)
+        return products.linear(x, self.weight, self.bias)
 
     def onto(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`base` (N, out) + the map of x (N, in)."""
-        out = torch.addmm(base, x, self.weight.t())
+        out = products.added(base, x, self.weight)
         return out if self.bias is None else out.add_(self.bias)
+
+
+def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divided by the root mean square of the last axis; torch's own takes more and slower calls."""
+    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+    return x * square.div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square normalisation over the last axis."""
+    """Root mean square normalisation over the last axis, and a factor per channel."""
 
     weight: torch.Tensor
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(..., d) → (..., d)."""
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return normalised(x, self.eps).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer's weights, fused."""
+    """One layer's weights, fused; `before` and `between` are what its normalisations add."""
 
-    before: Norm
+    before: float
     qkv: Matrix
     head_norms: tuple[Norm, Norm] | None  # of queries and keys (Qwen3)
     out: Matrix
-    between: Norm
+    between: float
     gate_up: Matrix
     down: Matrix
 
@@ -119,7 +128,7 @@ class Lean:
                 x, mixed = x[wanted], mixed[wanted]  # keys are stored; nobody reads the others
             x = block.out.onto(x, mixed)
             for piece in x.split(_PIECE):
-                gate, up = block.gate_up(block.between(piece)).chunk(2, dim=1)
+                gate, up = block.gate_up(normalised(piece, block.between)).chunk(2, dim=1)
                 piece.copy_(block.down.onto(piece, silu(gate, inplace=True).mul_(up)))
         return self.last(x)
 
@@ -130,17 +139,16 @@ class Lean:
 
     def _projected(
         self, block: Block, x: torch.Tensor, turns: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated queries and keys, and values: three views of one (N, Hq + 2 Hkv, width)."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated queries; rotated keys and values: two views of one (N, Hq + 2 Hkv, width)."""
         queries, stored = self.heads
-        qkv = block.qkv(block.before(x)).view(len(x), queries + 2 * stored, self.width)
+        qkv = block.qkv(normalised(x, block.before)).view(len(x), queries + 2 * stored, self.width)
         both = qkv[:, : queries + stored]
         if block.head_norms:
             for norm, part in zip(block.head_norms, both.split([queries, stored], 1), strict=True):
                 part.copy_(norm(part))
         torch.view_as_complex(both.unflatten(-1, (-1, 2))).mul_(turns)
-        q, k, v = qkv.split([queries, stored, stored], 1)
-        return q, k, v
+        return qkv[:, :queries], qkv[:, queries:]
 
 
 @torch.no_grad()
@@ -201,13 +209,14 @@ def _block(layer: Any, width: int) -> Block:
             Norm(_side_by_side(k_norm.weight, width), k_norm.eps),
         )
     turned = [_turned(_matrix(part), width) for part in (attention.q_proj, attention.k_proj)]
+    before, between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
     return Block(
-        before=_norm(layer.input_layernorm),
-        qkv=_stacked(*turned, _matrix(attention.v_proj)),
+        before=before.eps,
+        qkv=_after(before, _stacked(*turned, _matrix(attention.v_proj))),
         head_norms=norms,
         out=_matrix(attention.o_proj),
-        between=_norm(layer.post_attention_layernorm),
-        gate_up=_stacked(_matrix(mlp.gate_proj), _matrix(mlp.up_proj)),
+        between=between.eps,
+        gate_up=_after(between, _stacked(_matrix(mlp.gate_proj), _matrix(mlp.up_proj))),
         down=_matrix(mlp.down_proj),
     )
 
@@ -223,7 +232,12 @@ def _matrix(layer: Any) -> Matrix:
 
 
 def _norm(layer: Any) -> Norm:
-    return Norm(layer.weight.detach(), layer.variance_epsilon)
+    return Norm(layer.weight.detach(), float(layer.variance_epsilon))
+
+
+def _after(norm: Norm, matrix: Matrix) -> Matrix:
+    """The matrix with the factors of the normalisation that feeds it."""
+    return Matrix(matrix.weight * norm.weight, matrix.bias)
 
 
 def _turned(matrix: Matrix, width: int) -> Matrix:

@@ -196,8 +196,8 @@ def run_pack(policy: Policy, pack: Pack, layout: Layout) -> torch.Tensor:
 def _run_lean(
     lean: Lean, pack: Pack, layout: Layout, device: torch.device, wanted: torch.Tensor | None
 ) -> torch.Tensor:
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+    def attend(layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, *kv.chunk(2, dim=1)))
         return layout.attend(layer, query, key, value, lean.scale)[0]
 
     ids, positions = (torch.tensor(x, device=device) for x in (pack.ids, pack.positions))

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from turncredit.backends.local import adapter, attention
+from turncredit.backends.local import adapter, attention, products
 from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
 from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
@@ -184,7 +184,10 @@ class Policy:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(..., d) → (..., V) in float32 (float64 of a float64 model)."""
-        logits = self._head(hidden)
+        if hidden.dim() == 2 and self.head_is_plain:
+            logits = products.linear(hidden, self._head.weight, self._head.bias)
+        else:
+            logits = self._head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:

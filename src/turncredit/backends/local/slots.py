@@ -100,7 +100,8 @@ class Slots:
         source, shared = self.nearest(owner, ids)
         slot = Slot(_NEW, owner)
         if source:
-            self._touch(source)
+            if not source.busy:  # of busy rows the one admitted last gives way, whoever copies them
+                self._touch(source)
             if self._is_last_idle(source, positions):
                 slot = source
         if slot is not source:
