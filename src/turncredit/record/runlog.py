@@ -72,7 +72,8 @@ class RunFolder:
         """
         folder = cls(Path(path))
         if not (folder.path / "config.json").is_file():
-            raise DataError(f"{path} is no run folder (it has no config.json)")
+            what = "it has no config.json" if folder.path.is_dir() else "there is no such folder"
+            raise DataError(f"{path} is no run folder ({what}).{layout.meant(folder.path)}")
         return folder
 
     @contextmanager
