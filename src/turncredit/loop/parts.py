@@ -182,6 +182,21 @@ def check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> Non
             f"max_trajectory_tokens + teacher_reserve_tokens = {needed}, but the model reads "
             f"{limit} tokens at most; lower --max-trajectory-tokens"
         )
+    check_room(run.rollout.max_trajectory_tokens, capabilities)
+
+
+def check_room(tokens: int, capabilities: Capabilities) -> None:
+    """Refuse trajectories that could not be sampled to their end.
+
+    Raises:
+        ConfigError: the memory set aside for sampling is too small.
+    """
+    room = capabilities.max_sample_len
+    if room is not None and tokens > room:
+        raise ConfigError(
+            f"max_trajectory_tokens={tokens}, but the cache budget holds {room} tokens of one "
+            "sequence; raise --cache-gib, or lower --max-trajectory-tokens"
+        )
 
 
 def _check_asynchrony(run: Run, capabilities: Capabilities) -> None:

@@ -15,6 +15,7 @@ from turncredit.backends.local.decode import Decoder
 from turncredit.backends.local.device import choose_device
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.loading import load_policy, load_tokenizer
+from turncredit.backends.local.memory import longest_sample
 from turncredit.backends.local.models import positions
 from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Tensors
@@ -47,6 +48,7 @@ class LocalBackend:
             CAPABILITIES,
             exact_resume=self._device.type == "cpu",
             max_seq_len=positions(self.config.base_model),
+            max_sample_len=longest_sample(self.config, self._device),
         )
 
     def get_tokenizer(self) -> HfTokenizer:
