@@ -6,11 +6,13 @@ trajectories of the one that nobody killed, to the bit.
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import os
 import random
+import signal
 import sys
-import time
-from multiprocessing.synchronize import Event
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,25 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def live(path: Path, changes: dict[str, Any], begun: Event) -> None:
+def count_down(left: int, wait: float, counted: Any) -> None:
+    """Count what the event loop runs; at the end of the count, and a moment later, SIGKILL.
+
+    A count, not a time: the points are as random on a busy machine as on an idle one.
+    """
+    run_one = asyncio.events.Handle._run
+
+    def counting(handle: asyncio.Handle) -> None:
+        counted.value += 1
+        if counted.value == left:
+            threading.Timer(wait, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        run_one(handle)
+
+    asyncio.events.Handle._run = counting
+
+
+def live(path: Path, changes: dict[str, Any], left: int, wait: float, counted: Any) -> None:
     """One life of a trainer, from the beginning or the last checkpoint."""
+    count_down(left, wait, counted)
     if (path / "config.json").exists():
         folder, settings = reopen(path, {})
     else:
@@ -48,7 +67,6 @@ def live(path: Path, changes: dict[str, Any], begun: Event) -> None:
         ]
         settings = config.build(config.merge(*layers))
         folder = begin(settings)
-    begun.set()
     train(settings, folder, Listener())
 
 
@@ -60,19 +78,20 @@ class Lives:
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["turncredit.backends.local.backend"])
 
-    def one(self, kill_after: float | None = None) -> tuple[bool, float]:
-        """One life; (it was killed, how many seconds it trained)."""
-        begun = self._processes.Event()
-        process = self._processes.Process(target=live, args=(self.path, self._changes, begun))
+    def one(self, kill_at: int = 0, wait: float = 0.0) -> tuple[bool, int]:
+        """One life; (it was killed, how much its event loop had run).
+
+        Args:
+            kill_at: after so many callbacks; 0: never.
+            wait: seconds later.
+        """
+        counted = self._processes.Value("q", 0)
+        given = (self.path, self._changes, kill_at, wait, counted)
+        process = self._processes.Process(target=live, args=given)
         process.start()
-        assert begun.wait(LONGEST_S)
-        start = time.monotonic()
-        process.join(kill_after or LONGEST_S)
-        killed = process.is_alive()
-        process.kill()
-        process.join()
-        assert killed or process.exitcode == 0, f"it ended with {process.exitcode}"
-        return killed, time.monotonic() - start
+        process.join(LONGEST_S)
+        assert process.exitcode in (0, -signal.SIGKILL), f"it ended with {process.exitcode}"
+        return process.exitcode != 0, counted.value
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -80,9 +99,7 @@ def contents(path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     state = Path(folder.resolve(folder.checkpoints()[-1]["state"]))
     found: dict[str, Any] = {
-        "metrics": [
-            {k: v for k, v in row.items() if "time/" not in k} for row in folder.metrics()
-        ],
+        "metrics": [{k: v for k, v in row.items() if "time/" not in k} for row in folder.metrics()],
         "checkpoints": folder.checkpoints(),
         "ledger": [(row["step"], row["tokens"], row["games"]) for row in folder.ledger()],
     }
@@ -102,13 +119,11 @@ def test_killed_anywhere_it_goes_on_to_the_bit(name: str, tmp_path: Path) -> Non
     chance = random.Random(name)
     lives = Lives(tmp_path / "run", CASES[name])
     deaths = 0
-    while deaths < KILLS:
-        killed, _ = lives.one(kill_after=chance.random() * whole * 0.6)
-        if not killed:
-            break
+    while lives.one(chance.randint(1, whole // 2), chance.random() * 0.05)[0]:
         deaths += 1
-    else:
-        assert not lives.one()[0]
+        if deaths == KILLS:
+            assert not lives.one()[0]
+            break
     assert deaths >= 2
     got = contents(lives.path)
     assert got.keys() == want.keys()
