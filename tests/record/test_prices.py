@@ -44,7 +44,7 @@ def test_what_may_have_been_meant_is_named() -> None:
     text = missing("tinker", "household-tiny", prices)
     assert "Did you mean" not in text
     models = [price.model for price in prices.entries if price.service == "tinker"]
-    assert text.endswith(f"--model with one that has a price: {', '.join(models)}")
+    assert text.endswith(f"that has one (costs RUN --model): {', '.join(models)}")
 
 
 def test_four_rates_and_an_hour() -> None:

@@ -113,7 +113,8 @@ def missing(service: str, model: str, known: Prices | None = None) -> str:
     what = f'backend "{service}"' + (f', model "{model}"' if model else "")
     text = f"no price is known for {what}; give yours with --prices FILE"
     if models := dict.fromkeys(price.model for price in entries if price.service == service):
-        return f"{text}, or --model with one that has a price: {', '.join(models)}"
+        priced = ", ".join(models)
+        return f"{text}, or count as if by a model that has one (costs RUN --model): {priced}"
     near = did_you_mean(service, {price.service for price in entries} - {service})
     return f"{text}.{near}" if near else text
 
