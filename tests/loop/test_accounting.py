@@ -31,7 +31,7 @@ from turncredit.core.protocols import (
 )
 from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 from turncredit.loop.updating import updated
 from turncredit.record.ledger import Ledger
 from turncredit.record.prices import Price, Prices

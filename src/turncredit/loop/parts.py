@@ -14,7 +14,7 @@ from turncredit.core.protocols import Backend, Capabilities, Environment
 from turncredit.core.types import REFERENCE
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
-from turncredit.loop.teacher import AnyHint
+from turncredit.loop.reading import AnyHint
 from turncredit.loop.weights import recorded_success, sampler_weights
 
 _CLIPPED = ("ppo", "cispo", "gspo")  # importance sampling has no bounds

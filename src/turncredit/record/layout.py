@@ -48,6 +48,11 @@ def trajectory_steps(run: Path) -> list[int]:
     return sorted(int(n.partition(".")[0]) for n in names if _TRAJECTORIES.fullmatch(n))
 
 
+def trajectory_path(run: Path, step: int) -> Path:
+    """Where the trajectories of a step belong."""
+    return run / "trajectories" / f"{step:06d}.jsonl.gz"
+
+
 def checkpoint_folders(run: Path) -> list[tuple[int, Path]]:
     """The folders of all checkpoints, announced or not, with their step, ascending."""
     return _numbered(run, _CHECKPOINT)
