@@ -14,7 +14,7 @@ from _common import Job
 from turncredit.core.protocols import AdamParams, SamplingClient, TrainingClient
 from turncredit.core.types import Credit, Group
 from turncredit.credit import agentopsd, grpo
-from turncredit.loop import teacher
+from turncredit.loop import reading, teacher
 from turncredit.loop.data import build_rows, reduced
 
 OFF = {"reuse_prefixes": False, "share_prefixes": False, "lean": False}
@@ -92,5 +92,5 @@ class Side:
     ) -> list[Group]:
         chat: Any = common.ForcedChat(job, self.vocabulary)
         hint: Any = FixedHint()
-        readings = teacher.read(groups, hint, chat, max_tokens=job.length + job.hint)
+        readings = reading.read(groups, hint, chat, max_tokens=job.length + job.hint)
         return await teacher.score(groups, readings, client, same_snapshot=same_snapshot)

@@ -24,8 +24,8 @@ from typing import Any
 from turncredit import config
 from turncredit.cli.train import begin, train
 from turncredit.core.types import Task
+from turncredit.loop.listener import Listener
 from turncredit.loop.parts import open_parts
-from turncredit.loop.train import Listener
 
 SIZE = {"tasks_per_update": 4, "group_size": 3, "save_every": 1000}
 AT_ONCE = 2  # scores: what a teacher can do at a time

@@ -111,12 +111,8 @@ def test_number_formats(gpu: pytest.MonkeyPatch) -> None:
     assert device.choose_dtype(whole, CUDA, 10) is torch.float32
     assert device.choose_dtype(Config(dtype="float32"), CUDA, 10) is torch.float32
     assert device.choose_dtype(lora, CPU, 10) is torch.float32
-    assert device.native_gqa(CUDA, torch.bfloat16)
-    assert not device.native_gqa(CUDA, torch.float32)
-    assert not device.native_gqa(CPU, torch.bfloat16)
     gpu.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     assert device.choose_dtype(lora, CUDA, 10) is torch.float32  # emulated bfloat16 is slow
-    assert not device.native_gqa(CUDA, torch.float16)
 
 
 @pytest.mark.parametrize(("units", "want"), [(True, torch.bfloat16), (False, torch.float32)])

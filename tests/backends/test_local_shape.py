@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from turncredit.backends.local import Config, create  # noqa: E402
+from turncredit.backends.local import shape as shapes  # noqa: E402
 from turncredit.backends.local.backend import LocalBackend  # noqa: E402
 from turncredit.core.costs import ModelShape  # noqa: E402
 from turncredit.core.protocols import MeasuredBackend  # noqa: E402
@@ -45,6 +46,25 @@ def test_a_forward_pass_counts_as_many_operations(tmp_path: Path, tied: bool) ->
     whole = Extent(length, length * length)
     expected = floor.forward(shape, whole) + floor.head(shape, length)
     assert counter.get_total_flops() == expected
+
+
+def test_ceilings_are_measured_on_noise_and_leave_random_numbers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    monkeypatch.setattr(shapes, "_best", lambda run, _: seen.append(run()) or 1.0)
+    before = torch.get_rng_state()
+    for dtype in (torch.float32, torch.bfloat16):
+        found = shapes.ceilings(torch.device("cpu"), dtype)
+        assert found is not None
+        assert (found.flops, found.bytes) == (2.0 * 768**3, 2.0 * 4 * (1 << 24))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [out.dtype for out in seen] == [torch.float32] * 2 + [torch.bfloat16, torch.float32]
+    for product in seen[::2]:
+        assert product.shape == (768, 768)
+        assert product.float().mean().abs() < 1.0 < product.float().std()
+    for copy in seen[1::2]:
+        assert 0.9 < copy.std() < 1.1
 
 
 def test_adapters_memory_and_rows(tmp_path: Path) -> None:

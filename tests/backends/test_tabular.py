@@ -17,7 +17,7 @@ from turncredit.core.types import Group
 from turncredit.credit import agentopsd, grpo
 from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
-from turncredit.loop import teacher
+from turncredit.loop import reading, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import build_rows, reduced
 from turncredit.loop.loss import PPOConfig, ppo
@@ -46,7 +46,7 @@ async def update(training, backend, chat, *, step, method=grpo, speed=SPEED):
     groups = await sampled(backend, chat, client, step=step)
     if method.NEEDS_TEACHER:
         hint = toy_hint.create(toy_hint.Config())
-        readings = teacher.read(groups, hint, chat, max_tokens=9999)
+        readings = reading.read(groups, hint, chat, max_tokens=9999)
         groups = await teacher.score(groups, readings, client, concurrency=8)
     rows = build_rows(groups, [method.credit(group, method.Config()) for group in groups])
     out = await training.forward_backward(reduced(rows.data), loss_fn="ppo")
@@ -123,7 +123,7 @@ def test_a_hint_moves_the_named_action_at_the_named_door_only(tmp_path):
         client = await backend.create_sampling_client()
         groups = await sampled(backend, chat, client)
         hint = toy_hint.create(toy_hint.Config())
-        readings = teacher.read(groups, hint, chat, max_tokens=9999)
+        readings = reading.read(groups, hint, chat, max_tokens=9999)
         scored = await teacher.score(groups, readings, client, concurrency=4)
         for group in scored:
             door, answer = group.task.payload["key_door"], group.task.payload["answer"]

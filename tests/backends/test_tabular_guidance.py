@@ -13,7 +13,7 @@ from turncredit.core.looks import FRONT, STEP, Insertion, Look
 from turncredit.core.protocols import SamplingParams
 from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
-from turncredit.loop import teacher
+from turncredit.loop import reading, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.rollout import Limits, rollout
@@ -189,7 +189,7 @@ def test_a_teacher_sees_the_same_places_as_its_student(at):
         groups = await rollout(
             ENV.tasks("train")[:4], ENV, chat, client, LIMITS, group_size=2, run_seed=0, step=1
         )
-        readings = teacher.read(groups, Everywhere(at), chat, max_tokens=9999)
+        readings = reading.read(groups, Everywhere(at), chat, max_tokens=9999)
         for group in await teacher.score(groups, readings, client):
             rules = group.task.payload
             for trajectory in group.trajectories:

@@ -93,3 +93,36 @@ def test_a_run_is_priced_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["costs", place, "--service", "tinker"]) == 0
     assert "Qwen/Qwen3-8B" in capsys.readouterr().out
     assert main(["costs", str(tmp_path / "nothing")]) == 2
+
+
+def test_one_wrong_name_hides_no_other_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--recipe", "toy-grpo", "--runs-dir", str(tmp_path), "--max-steps", "1"]
+    for name in ("first", "second", "third"):
+        assert main([*words, "--tasks-per-update", "2", "--run-name", name]) == 0
+    damaged = tmp_path / "third" / "ledger.jsonl"
+    damaged.write_text('{"step": 1}\n')
+    capsys.readouterr()
+    runs = [str(tmp_path / name) for name in ("first", "secnd", "third", "nothing-like", "second")]
+    assert main(["costs", *runs]) == 2
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line in runs] == [runs[0], runs[-1]]
+    assert said.out.count("costs of 1 update") == 2
+    misspelt, torn, unlike = said.err.splitlines()
+    assert misspelt.startswith(f"turncredit: {runs[1]} is no run folder (there is no such folder)")
+    assert misspelt.endswith(f'Did you mean "{tmp_path / "second"}"?')
+    assert "the record of step 1 is damaged" in torn
+    assert "Did you mean" not in unlike
+    assert main(["costs", str(tmp_path)]) == 2
+    assert f"It holds runs: name one, such as {tmp_path / 'third'}" in capsys.readouterr().err
+
+
+def test_a_name_alone_is_looked_for_among_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["costs", "mine"]) == 2
+    assert 'Did you mean "runs/mine"?' in capsys.readouterr().err

@@ -26,8 +26,8 @@ from turncredit.backends.loopback.faults import Fault, Plan
 from turncredit.cli.train import begin, reopen, train
 from turncredit.core.errors import TurncreditError
 from turncredit.core.types import Usage
+from turncredit.loop.listener import Listener
 from turncredit.loop.parts import open_parts
-from turncredit.loop.train import Listener
 from turncredit.record.runlog import RunFolder
 
 PRICE = """

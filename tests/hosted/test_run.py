@@ -22,8 +22,8 @@ from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.cli.train import begin, reopen, train
 from turncredit.core.errors import BackendError, TurncreditError
+from turncredit.loop.listener import Listener
 from turncredit.loop.parts import open_parts
-from turncredit.loop.train import Listener
 from turncredit.record.runlog import RunFolder
 
 PRICES = """

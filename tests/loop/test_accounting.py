@@ -18,6 +18,7 @@ from turncredit.cli.train import begin, reopen, train
 from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import (
     AdamParams,
     AveragingClient,
@@ -30,7 +31,7 @@ from turncredit.core.protocols import (
 )
 from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 from turncredit.loop.updating import updated
 from turncredit.record.ledger import Ledger
 from turncredit.record.prices import Price, Prices
@@ -163,6 +164,48 @@ def test_a_call_that_fails_is_booked_all_the_same() -> None:
     assert books.close(1)["tokens"]["teacher"] == 7
 
 
+class Metered(Stub):
+    """One whose calls count a part of their use early, and wait after it."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.go = asyncio.Event()
+
+    def usage(self) -> Usage:
+        return self.meter.total
+
+    async def compute_logprobs(self, tokens: Any, *, last_n: int | None = None) -> ScoreResult:
+        early = self.meter.add(Usage(prefill=len(tokens) - 1, requests=1))
+        if len(tokens) > 10:
+            await self.go.wait()
+        else:
+            self.go.set()
+        used = early + self.meter.add(Usage(prefill=1))
+        return ScoreResult(logprobs=np.zeros(len(tokens)), snapshot_id="s", usage=used)
+
+
+def test_calls_that_overlap_are_told_apart() -> None:
+    """A teacher's call has counted when the student's comes back, and is answered later."""
+    books = accounts(Metered(), Price(service="stub", prefill=1e6, sample=0, train=0))
+
+    async def go() -> None:
+        client = await sampler(books)
+        with books.phase(1, "teacher", teacher=True):
+            slow = asyncio.ensure_future(client.compute_logprobs([1] * 100))
+            await asyncio.sleep(0)
+        with books.phase(2, "rollout"):
+            await client.compute_logprobs([1] * 7)
+        await slow
+
+    asyncio.run(go())
+    record = books.close(1)
+    assert record["tokens"]["teacher"] == 100
+    assert record["tokens"]["prefill"] == 0
+    assert record["requests"] == 1
+    assert books.close(2)["tokens"]["prefill"] == 7
+    assert books.budget.spent == pytest.approx(107.0)
+
+
 def test_distributions_are_booked_and_clients_keep_what_they_can_do() -> None:
     books = accounts(Able())
 
@@ -274,6 +317,10 @@ def test_without_a_price_there_is_no_money_and_it_is_said() -> None:
     assert "money" not in books.close(1)
     assert books.totals()["money"] is None
     assert 'no price is known for backend "stub"' in books.priced
+    rates = {"prefill": 1.0, "sample": 1.0, "train": 1.0}
+    known = [Price(service="stub", model="dear", **rates), Price(service="stab", hour=1.0)]
+    assert accounts(None, *known).priced.endswith("(costs RUN --model): dear")
+    assert accounts(None, known[1]).priced.endswith('Did you mean "stab"?')
 
 
 # ── whole runs ───────────────────────────────────────────────────────────────────────────────

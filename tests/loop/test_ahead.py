@@ -21,7 +21,7 @@ from turncredit.cli.train import begin, reopen, train
 from turncredit.core.errors import ConfigError, DataError, EnvError
 from turncredit.envs import toy
 from turncredit.loop import parts
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 from turncredit.record.runlog import RunFolder
 
 STEPS = 4

@@ -23,7 +23,7 @@ from turncredit.core.protocols import Capabilities
 from turncredit.credit import dapo, retireopd
 from turncredit.loop import parts
 from turncredit.loop.data import unpenalised
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 from turncredit.loop.weights import pinned, recorded_success
 from turncredit.record.runlog import RunFolder
 

@@ -10,7 +10,7 @@ from turncredit import config
 from turncredit.core.errors import ConfigError
 from turncredit.core.looks import Insertion, Look
 from turncredit.core.types import Group, Task
-from turncredit.loop import parts, teacher
+from turncredit.loop import parts, reading
 from turncredit.loop.remarks import remarks
 
 ROW = {"train/skipped": 0.0, "trajectory/env_errors": 0.0, "trajectory/count": 8.0}
@@ -59,7 +59,7 @@ def test_one_look_in_place_of_a_list_is_named():
     from samples import group_of
 
     with pytest.raises(ConfigError, match="give a list of looks"):
-        teacher.looks_at(group_of([1], [[0.1]]), Bare())
+        reading.looks_at(group_of([1], [[0.1]]), Bare())
 
 
 def test_a_teacher_nobody_heard_and_a_hint_nobody_reads_are_said():

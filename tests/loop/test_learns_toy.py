@@ -10,7 +10,7 @@ from turncredit.core.protocols import AdamParams
 from turncredit.credit import agentopsd, grpo
 from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
-from turncredit.loop import teacher
+from turncredit.loop import reading, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import build_rows, reduced
 from turncredit.loop.rollout import Limits, rollout
@@ -36,7 +36,7 @@ async def p_key(method, seed, folder, updates):
         client = await training.save_weights_and_get_sampling_client()
         groups = await play(backend, chat, client, seed, step)
         if method.NEEDS_TEACHER:
-            readings = teacher.read(groups, hint, chat, max_tokens=9999)
+            readings = reading.read(groups, hint, chat, max_tokens=9999)
             groups = await teacher.score(groups, readings, client, concurrency=8)
         rows = build_rows(groups, [method.credit(group, method.Config()) for group in groups])
         await training.forward_backward(reduced(rows.data), loss_fn="ppo")

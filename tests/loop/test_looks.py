@@ -12,7 +12,7 @@ from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task,
 from turncredit.core.errors import AlignmentError, ConfigError
 from turncredit.core.looks import FRONT, STEP, Insertion, Look
 from turncredit.core.types import Group
-from turncredit.loop import teacher
+from turncredit.loop import reading, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.rollout import Limits, rollout
 
@@ -39,7 +39,7 @@ def play(template: str = "hermes") -> tuple[Chat, list[Group]]:
 
 def readings(given: Sequence[Look], template: str = "hermes"):
     chat, groups = play(template)
-    return groups, teacher.read(groups, Looks(given), chat, max_tokens=30_000)
+    return groups, reading.read(groups, Looks(given), chat, max_tokens=30_000)
 
 
 @pytest.mark.parametrize("template", TEMPLATE_NAMES)
@@ -134,7 +134,7 @@ def test_looks_for_another_number_of_members_are_refused():
     hint = Looks([Look((Insertion("x"),))])
     short = type("Short", (), {"sees_future": True, "looks": lambda _, g: hint.looks(g)[:1]})()
     with pytest.raises(AlignmentError, match="one entry for each of 2 members"):
-        teacher.read(groups, short, chat, max_tokens=9999)
+        reading.read(groups, short, chat, max_tokens=9999)
 
 
 def test_the_future_is_refused_unless_the_source_says_it_shows_it():
@@ -145,5 +145,5 @@ def test_the_future_is_refused_unless_the_source_says_it_shows_it():
     group = replace(groups[0], trajectories=changed)
     looks = [Look((Insertion(f"Hint: {told.observation}", 1),))]
     with pytest.raises(ConfigError, match="first shown at turn 3"):
-        teacher.read([group], Looks(looks, sees_future=False), chat, max_tokens=9999)
-    assert teacher.read([group], Looks(looks), chat, max_tokens=9999)
+        reading.read([group], Looks(looks, sees_future=False), chat, max_tokens=9999)
+    assert reading.read([group], Looks(looks), chat, max_tokens=9999)

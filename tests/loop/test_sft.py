@@ -25,11 +25,11 @@ from turncredit.loop import demonstrations as demos
 from turncredit.loop import experts as expert
 from turncredit.loop import sft_settings
 from turncredit.loop.chat import Chat
+from turncredit.loop.listener import Listener
 from turncredit.loop.rollout import Limits, play
 from turncredit.loop.sft import demonstrations
 from turncredit.loop.sft_parts import collect, open_parts
 from turncredit.loop.sft_rows import Order, hold_out, mean_loss, scaled, to_row
-from turncredit.loop.train import Listener
 from turncredit.loop.weights import sampler_weights
 from turncredit.record.runlog import RunFolder
 

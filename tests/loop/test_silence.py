@@ -27,10 +27,10 @@ from turncredit.envs import toy
 from turncredit.hints import reflection
 from turncredit.loop import teacher
 from turncredit.loop.concurrency import bounded, slots_for
+from turncredit.loop.listener import Listener
 from turncredit.loop.parts import open_parts
 from turncredit.loop.remarks import remarks
 from turncredit.loop.silence import is_silent, pretended, promised
-from turncredit.loop.train import Listener
 from turncredit.record.runlog import RunFolder
 
 METHODS = registry.names("method")

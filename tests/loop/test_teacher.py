@@ -12,7 +12,7 @@ from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task,
 from turncredit.core.errors import AlignmentError, ConfigError
 from turncredit.core.protocols import SamplingParams, ScoreResult
 from turncredit.core.types import Group, Observation, ScoredTrajectory, Task, Trajectory
-from turncredit.loop import rescoring, teacher
+from turncredit.loop import reading, rescoring, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.rollout import Limits, rollout
 
@@ -49,7 +49,7 @@ def score(
     groups: list[Group], client: FakeClient, hint: Says = Says(), *, chat: Chat = CHAT,
     max_tokens: int = 20_000, concurrency: int = 16,
 ) -> list[Group]:  # fmt: skip
-    readings = teacher.read(groups, hint, chat, max_tokens=max_tokens)
+    readings = reading.read(groups, hint, chat, max_tokens=max_tokens)
     return wait(teacher.score(groups, readings, client, concurrency=concurrency))
 
 

@@ -20,7 +20,7 @@ import pytest
 from turncredit import config
 from turncredit.cli.train import begin, reopen, train
 from turncredit.core.errors import ConfigError, DataError, EnvError
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 from turncredit.record.runlog import RunFolder
 
 STEPS = 4

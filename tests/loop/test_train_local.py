@@ -9,7 +9,7 @@ import pytest
 
 from turncredit import config
 from turncredit.cli.train import begin, reopen, train
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 from turncredit.record.runlog import RunFolder
 
 pytest.importorskip("torch", reason="pip install 'turncredit[local]'")

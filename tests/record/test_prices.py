@@ -44,7 +44,7 @@ def test_what_may_have_been_meant_is_named() -> None:
     text = missing("tinker", "household-tiny", prices)
     assert "Did you mean" not in text
     models = [price.model for price in prices.entries if price.service == "tinker"]
-    assert text.endswith(f"--model with one that has a price: {', '.join(models)}")
+    assert text.endswith(f"that has one (costs RUN --model): {', '.join(models)}")
 
 
 def test_four_rates_and_an_hour() -> None:
@@ -101,12 +101,8 @@ def test_the_users_table_comes_first_and_the_model_before_any(tmp_path: Path) ->
         ("[[price]\n", "not valid TOML"),
         ("service = 'x'\n", r"\[\[price\]\]"),
         ("[price]\nservice = 'x'\n", r"\[\[price\]\]"),
-        ("[[price]]\nmodel = 'm'\n", "entry 1 names no service"),
-        ("[[price]]\nservice = 'x'\n", "entry 1: it has no rate"),
-        ("[[price]]\nservice = 'x'\nprefil = 1\n", 'Did you mean "prefill"'),
-        ("[[price]]\nservice = 'x'\nhour = -1\n", "hour is -1"),
-        ("[[price]]\nservice = 'x'\nhour = nan\n", "hour is nan"),
-        ("[[price]]\nservice = 'x'\nhour = 'free'\n", "give a number"),
+        ("[[price]]\nmodel = 'm'\n", "entry 1, line 1: it names no service"),
+        ("[[price]]\nservice = 'x'\n", "entry 1, line 1: it has no rate"),
         ("[[price]]\nservice = 'x'\nprefill = 1\nhour = 1\n", "together"),
         ("[[price]]\nservice = 'x'\ncached = 1\nhour = 1\n", "together"),
     ],
@@ -116,6 +112,60 @@ def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, word
     with pytest.raises(DataError, match=words) as raised:
         read_prices(file)
     assert str(file) in str(raised.value)
+
+
+WRONG = [
+    ("currency = ''", "currency is ''; write its code"),
+    ("currency = ' '", "currency is ' '; write its code"),
+    (r'currency = "E\nUR"', r"currency is 'E\\nUR'"),
+    (r'currency = "EUR\n"', r"currency is 'EUR\\n'"),
+    (r'currency = "\u001b[31mEUR"', r"currency is '\\x1b\[31mEUR'"),
+    ("currency = 'e/u'", "currency is 'e/u'"),
+    (f"currency = '{'E' * 40}'", "1 to 12 letters"),
+    (r'model = "a\nb"', "model is 'a.*one line"),
+    (r'model = "a\u202Eb"', "without control characters"),
+    ("model = ''", "model is empty; write its name"),
+    (f"model = '{'m' * 201}'", "at most 200 characters"),
+    (r'source = "\u0007"', "source is"),
+    ("as_of = 2026-09-10", "as_of is .*give text"),
+    ("hour = -1", "hour is -1; write what an hour of the machine costs"),
+    ("hour = nan", "hour is nan; .* a number from 0 to 1e"),
+    ("hour = inf", "hour is inf"),
+    ("hour = 1e10", "hour is 1e"),
+    (f"hour = {'9' * 400}", "hour is a number of 400 digits"),
+    ("hour = 'free'", "hour is 'free'; give a number"),
+    ("prefil = 1", 'no key "prefil". Did you mean "prefill"'),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG)
+def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+    rate = "" if line.startswith("hour") else "hour = 1\n"
+    fine = "# mine\n[[price]]\nservice = 'x'\nhour = 2\n\n"
+    file = table(tmp_path, f"{fine}[[price]]\nservice = 'y'\n{rate}{line}\n")
+    number = 8 + bool(rate)
+    with pytest.raises(DataError, match=words) as raised:
+        read_prices(file)
+    assert str(raised.value).startswith(f"prices {file}, entry 2, line {number}: ")
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+def test_a_rate_for_one_token_is_refused_with_the_one_for_a_million(tmp_path: Path) -> None:
+    text = "[[price]]\nservice = 'x'\nprefill = 0.3\nsample = 1.5e-06\ntrain = 0\n"
+    with pytest.raises(DataError, match=r"line 4: sample is 1\.5e-06.*a million tokens.*: 1\.5\?"):
+        read_prices(table(tmp_path, text))
+
+
+def test_a_table_in_another_form_names_the_entry_alone(tmp_path: Path) -> None:
+    file = table(tmp_path, "price = [{service = 'x', hour = 1}, {service = 'y', hour = -1}]\n")
+    with pytest.raises(DataError, match="entry 2: hour is -1"):
+        read_prices(file)
+
+
+def test_a_number_python_will_not_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not valid TOML"):
+        read_prices(table(tmp_path, f"[[price]]\nservice = 'x'\nhour = {'9' * 5000}\n"))
 
 
 def test_no_such_table(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ the shipped one.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from turncredit.core.errors import DataError
 from turncredit.record.ledger import Ledger
-from turncredit.record.prices import Price, missing, read_prices
+from turncredit.record.prices import Price, Prices, missing, read_prices
 from turncredit.record.runlog import RunFolder
 
 HELP = "what runs cost, by any table of prices"
@@ -29,21 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the costs of each run."""
-    prices = read_prices(args.prices)
+    """Print the costs of each run that can be read; what is wrong with the others is said."""
+    prices, failed = read_prices(args.prices), 0
     for place in args.runs:
-        folder = RunFolder.open(Path(place))
-        backend = folder.config().get("backend")
-        if not isinstance(backend, dict):
-            raise DataError(f"{place}/config.json does not say which backend the run was on")
-        service = args.service or backend.get("name", "")
-        model = args.model or backend.get("base_model", "")
-        totals = Ledger.resume(folder.ledger()).totals()
-        price = prices.find(service, model)
-        by = str(price or missing(service, model, prices))
-        print(f"{place}")
-        print("\n".join(lines(priced(totals, price), by)))
-    return 0
+        try:
+            text = _costs(place, prices, args.service, args.model)
+        except DataError as error:
+            print(f"turncredit: {error}", file=sys.stderr)
+            failed += 1
+        else:
+            print(f"{place}", *text, sep="\n")
+    return 2 if failed else 0
+
+
+def _costs(place: str, prices: Prices, service: str, model: str) -> list[str]:
+    folder = RunFolder.open(place)
+    backend = folder.config().get("backend")
+    if not isinstance(backend, dict):
+        raise DataError(f"{place}/config.json does not say which backend the run was on")
+    service = service or backend.get("name", "")
+    model = model or backend.get("base_model", "")
+    totals = Ledger.resume(folder.ledger()).totals()
+    price = prices.find(service, model)
+    return lines(priced(totals, price), str(price or missing(service, model, prices)))
 
 
 def priced(totals: Mapping[str, Any], price: Price | None) -> dict[str, Any]:

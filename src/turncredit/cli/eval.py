@@ -19,6 +19,7 @@ from turncredit.core.protocols import Backend, Environment
 from turncredit.loop.chat import Chat
 from turncredit.loop.forecast import Game
 from turncredit.loop.hinted import HintedEnvironment, hinted
+from turncredit.loop.parts import check_room
 from turncredit.loop.rollout import Limits
 from turncredit.loop.weights import sampler_weights
 from turncredit.proof.evaluate import Options, evaluate
@@ -195,6 +196,7 @@ async def _evaluate(
 async def _model(
     args: argparse.Namespace, environment: Environment, backend: Backend, chosen: Chosen
 ) -> ModelPlayer:
+    tokens = _token_budget(args.max_trajectory_tokens, backend)  # before anything is loaded
     return ModelPlayer(
         environment=environment,
         chat=Chat(
@@ -208,7 +210,7 @@ async def _model(
         ),
         limits=Limits(
             max_turns=args.max_turns,
-            max_trajectory_tokens=_token_budget(args.max_trajectory_tokens, backend),
+            max_trajectory_tokens=tokens,
             max_action_tokens=args.max_action_tokens,
             temperature=args.temperature,
             top_p=args.top_p,
@@ -223,14 +225,18 @@ async def _model(
 
 def _token_budget(given: int | None, backend: Backend) -> int:
     """What was asked for, else the article's budget or the model's limit, whichever is less."""
-    limit = backend.capabilities().max_seq_len
-    if given is None:
-        return TOKENS if limit is None else min(TOKENS, limit)
-    if limit is not None and given > limit:
+    capabilities = backend.capabilities()
+    limit = capabilities.max_seq_len
+    if given is not None and limit is not None and given > limit:
         raise ConfigError(
             f"--max-trajectory-tokens {given}, but the model reads {limit} tokens at most; lower it"
         )
-    return given
+    wanted = given
+    if wanted is None:
+        wanted = TOKENS if limit is None else min(TOKENS, limit)
+    # The budget decides what a game may be, so a small cache never shortens it unasked.
+    check_room(wanted, capabilities)
+    return wanted
 
 
 class _Progress:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from turncredit.cli.costs import lines
-from turncredit.loop.train import Listener
+from turncredit.loop.listener import Listener
 
 _SILENCE = 1800.0  # seconds in one phase after which every stack is printed: something hangs
 

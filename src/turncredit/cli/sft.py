@@ -16,10 +16,10 @@ from turncredit.cli.progress import Terminal
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags
 from turncredit.loop import sft_settings
+from turncredit.loop.listener import Listener
 from turncredit.loop.sft import Supervised, describe, has_demonstrations, keep
 from turncredit.loop.sft_parts import Parts, check_sources, collect, open_parts
 from turncredit.loop.sft_settings import EXPERTS, SECTIONS, Settings
-from turncredit.loop.train import Listener
 from turncredit.record.environment import describe as describe_machine
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder

@@ -16,8 +16,9 @@ from turncredit.config import Run
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags, free_settings
+from turncredit.loop.listener import Listener
 from turncredit.loop.parts import Parts, open_parts
-from turncredit.loop.train import Listener, Trainer, describe
+from turncredit.loop.train import Trainer, describe
 from turncredit.loop.weights import pinned
 from turncredit.record.environment import describe as describe_machine
 from turncredit.record.prices import missing, read_prices

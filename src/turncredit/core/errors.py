@@ -71,7 +71,12 @@ class BackendError(TurncreditError, RuntimeError):
         super().__init__(message)
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is closest, or an empty string when none is close."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`' Did you mean "x"?'`, or an empty string when nothing known is close."""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f' Did you mean "{close[0]}"?' if close else ""
+    close = nearest(word, known)
+    return f' Did you mean "{close}"?' if close else ""

@@ -220,6 +220,8 @@ class Capabilities:
         exact_resume: resuming repeats the uninterrupted run bit for bit.
         loss_reduction: "token_sum" (canonical: the caller pre-scales) or what a server does.
         max_seq_len: longest row, or None.
+        max_sample_len: prompt and action of one sampling call together, where less fits into the
+            memory that sampling was given than the model reads; or None.
     """
 
     losses: frozenset[str]
@@ -233,6 +235,7 @@ class Capabilities:
     cached_token_counts: bool = False
     loss_reduction: str = "token_sum"
     max_seq_len: int | None = None
+    max_sample_len: int | None = None
 
 
 class SamplingClient(Protocol):

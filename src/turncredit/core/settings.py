@@ -77,7 +77,10 @@ def _check(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} is {value!r}; give a list")
         return tuple(_check(args[0], v, where) for v in value)
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{where} is a number of {len(str(value))} digits") from error
     if type(value) is not hint:
         raise ConfigError(f"{where} is {value!r}; give {_article(hint)}")
     return value

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turncredit.core.costs import Ceilings, ModelShape
+from turncredit.core.metering import MeteredBackend
 from turncredit.core.protocols import Backend, MeasuredBackend
 from turncredit.core.types import Group, Usage
 from turncredit.loop import floor
@@ -45,11 +46,14 @@ class Accounts:
     def __init__(
         self, backend: Backend, prices: Prices, *, model: str = "", limit: float | None = None
     ) -> None:
-        self._inner, self._model = backend, model
+        self._inner, self._model, self._prices = backend, model, prices
         self.backend: Backend = watched(backend, self)
         self._ledger = Ledger()
         self._price = prices.find(backend.name, model)
-        self._booked = backend.usage()
+        self._meter = backend.meter if isinstance(backend, MeteredBackend) else None
+        if self._meter:
+            self._meter.listen(self._charge)
+        self._booked = backend.usage()  # by a backend without a meter
         self.budget = Budget(
             self._price, limit, backend.usage, unpriced=missing(backend.name, model)
         )
@@ -147,7 +151,7 @@ class Accounts:
                 "some updates were counted without a price, or in another currency; "
                 "turncredit costs RUN counts all by one table"
             )
-        return str(self._price or missing(self._inner.name, self._model))
+        return str(self._price or missing(self._inner.name, self._model, self._prices))
 
     # ── books, for the watched clients ───────────────────────────────────────────────────────
 
@@ -157,9 +161,18 @@ class Accounts:
         return self._reads[_NOW.get() or _LOOSE]
 
     def used(self) -> None:
-        """Book what the backend counted since the last time on this task's purpose."""
-        now, purpose = self._inner.usage(), _NOW.get() or _LOOSE
-        usage, self._booked = now.since(self._booked), now
+        """Book what the backend counted since the last time, unless its meter has told it.
+
+        Exact if a backend counts as it answers, so that no other call comes between.
+        """
+        if self._meter is None:
+            now = self._inner.usage()
+            usage, self._booked = now.since(self._booked), now
+            self._charge(usage)
+
+    def _charge(self, usage: Usage) -> None:
+        """Book on this task's purpose."""
+        purpose = _NOW.get() or _LOOSE
         self._ledger.add(usage, teacher=purpose.teacher, step=purpose.step)
 
     def paid(self, most: Usage, what: str) -> AbstractAsyncContextManager[None]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from hashlib import sha256
 
 from turncredit.core.looks import Ask
-from turncredit.core.protocols import SamplingClient, SamplingParams, Tokenizer
+from turncredit.core.protocols import Capabilities, SamplingClient, SamplingParams, Tokenizer
 
 _MARK = "qzxquestion"
+
+
+def longest_question(capabilities: Capabilities) -> int | None:
+    """Tokens that a question and its answer may have together."""
+    known = (capabilities.max_seq_len, capabilities.max_sample_len)
+    return min((limit for limit in known if limit is not None), default=None)
 
 
 def asker(

@@ -19,7 +19,7 @@ from turncredit.core.types import REFERENCE, Group
 from turncredit.credit.schedule import factor, with_mix
 from turncredit.credit.tempo import ENDPOINT_VALUE
 from turncredit.loop import critic, rescoring, silence, teacher
-from turncredit.loop.asking import asker
+from turncredit.loop.asking import asker, longest_question
 from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import slots_for
 from turncredit.loop.parts import Parts
@@ -233,7 +233,7 @@ class Looking:
             self._chat.tokenizer,
             client,
             max_tokens=self._settings.ask_tokens,
-            longest=self._parts.backend.capabilities().max_seq_len,
+            longest=longest_question(self._parts.backend.capabilities()),
             seed=f"{self._run.schedule.seed}/{step}",
         )
 

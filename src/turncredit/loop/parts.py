@@ -14,7 +14,7 @@ from turncredit.core.protocols import Backend, Capabilities, Environment
 from turncredit.core.types import REFERENCE
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
-from turncredit.loop.teacher import AnyHint
+from turncredit.loop.reading import AnyHint
 from turncredit.loop.weights import recorded_success, sampler_weights
 
 _CLIPPED = ("ppo", "cispo", "gspo")  # importance sampling has no bounds
@@ -181,6 +181,21 @@ def check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> Non
         raise ConfigError(
             f"max_trajectory_tokens + teacher_reserve_tokens = {needed}, but the model reads "
             f"{limit} tokens at most; lower --max-trajectory-tokens"
+        )
+    check_room(run.rollout.max_trajectory_tokens, capabilities)
+
+
+def check_room(tokens: int, capabilities: Capabilities) -> None:
+    """Refuse trajectories that could not be sampled to their end.
+
+    Raises:
+        ConfigError: the memory set aside for sampling is too small.
+    """
+    room = capabilities.max_sample_len
+    if room is not None and tokens > room:
+        raise ConfigError(
+            f"max_trajectory_tokens={tokens}, but the cache budget holds {room} tokens of one "
+            "sequence; raise --cache-gib, or lower --max-trajectory-tokens"
         )
 
 

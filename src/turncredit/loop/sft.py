@@ -19,10 +19,10 @@ from turncredit.core.types import Group, Trajectory
 from turncredit.loop import metrics
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.demonstrations import STORED, stored
+from turncredit.loop.listener import Listener
 from turncredit.loop.sft_parts import LOSS, Parts
 from turncredit.loop.sft_rows import Order, hold_out, mean_loss, scaled, to_row
 from turncredit.loop.sft_settings import Settings
-from turncredit.loop.train import Listener
 from turncredit.loop.weights import sampler_weights
 from turncredit.record import ledger as ledgers
 from turncredit.record.prices import read_prices

@@ -11,9 +11,9 @@ from turncredit.loop.chat import Chat
 from turncredit.loop.demonstrations import Collected, Wanted, open_source, recorded
 from turncredit.loop.experts import experts
 from turncredit.loop.hinted import hinted
+from turncredit.loop.listener import Listener
 from turncredit.loop.rollout import Limits
 from turncredit.loop.sft_settings import EXPERTS, Settings
-from turncredit.loop.train import Listener
 from turncredit.loop.weights import sampler_weights
 
 LOSS = "cross_entropy"

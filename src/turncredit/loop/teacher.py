@@ -1,84 +1,26 @@
 """The student's own tokens, scored again with privileged text among what it saw.
 
-The teacher reads exactly what the student read and wrote, with insertions: a hint in front, or
-before single turns. One request per look at a trajectory; nothing is cut or tokenised again.
+What the teacher reads is put together in `loop.reading`; one request per look at a trajectory.
 """
 
 from __future__ import annotations
 
 from asyncio import Semaphore
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from hashlib import sha256
 
 import numpy as np
 
 from turncredit.core.datum import Distribution
-from turncredit.core.errors import AlignmentError, BackendError, ConfigError
-from turncredit.core.leaks import leak
-from turncredit.core.looks import FRONT, Hint, Insertion, Look, LookingHint, Place
+from turncredit.core.errors import BackendError
 from turncredit.core.protocols import DistributionClient, SamplingClient
-from turncredit.core.tokens import TeacherView, teacher_view
+from turncredit.core.tokens import TeacherView
 from turncredit.core.types import Array, Group, ScoredTrajectory, Trajectory
-from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import bounded
-from turncredit.loop.rescoring import check_snapshots, own_prompt, scores
-
-AnyHint = Hint | LookingHint
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One look at one trajectory, in tokens.
-
-    Attributes:
-        look: what was asked for.
-        turns: the turns it judges, ascending.
-        view: what the teacher reads.
-    """
-
-    look: Look
-    turns: tuple[int, ...]
-    view: TeacherView
-
-
-Readings = tuple[Reading, ...]
-
-
-def read(
-    groups: Sequence[Group],
-    hint: AnyHint,
-    chat: Chat,
-    *,
-    max_tokens: int,
-    front: Place = "system",
-) -> list[list[Readings]]:
-    """What the teacher will read: per group and member its looks, in tokens.
-
-    Args:
-        groups: as sampled.
-        hint: the privileged text; a source that prepares has done so.
-        chat: the form the student saw; its prompt is built again and compared.
-        max_tokens: longest sequence the teacher may read (trajectory budget plus reserve).
-        front: where the text of a plain hint stands. A teacher that was trained under a hint
-            reads it where it acted with it: "opening".
-
-    Raises:
-        ConfigError: a hinted trajectory is longer than `max_tokens` (never cut), a hint is empty,
-            or one shows the future though its source denies it.
-        AlignmentError: another prompt than the student's.
-    """
-    enforced = isinstance(hint, LookingHint) and not hint.sees_future
-    return [
-        [
-            _readings(trajectory, looks, chat, max_tokens, enforced=enforced)
-            for trajectory, looks in zip(
-                group.trajectories, looks_at(group, hint, front), strict=True
-            )
-        ]
-        for group in groups
-    ]
+from turncredit.loop.reading import Reading, Readings
+from turncredit.loop.rescoring import check_snapshots, scores
 
 
 async def score(
@@ -96,7 +38,7 @@ async def score(
 
     Args:
         groups: as sampled.
-        readings: what `read` made of them.
+        readings: what `reading.read` made of them.
         client: the teacher.
         concurrency: requests in flight, or the slots they take.
         same_snapshot: the teacher must be the snapshot that sampled.
@@ -140,7 +82,7 @@ async def distributions(
 
     Args:
         groups: as sampled.
-        readings: what `read` made of them; of several looks at a turn the first counts.
+        readings: what `reading.read` made of them; of several looks at a turn the first counts.
         client: the teacher; a `DistributionClient`.
         k: likeliest tokens kept; below 0 the whole vocabulary.
         temperature: divides the logits.
@@ -184,86 +126,6 @@ def mean_gap(groups: Sequence[Group]) -> float | None:
     ]
     size = np.concatenate([np.zeros(0), *gaps])
     return float(size.mean()) if size.size else None
-
-
-# ── looks ────────────────────────────────────────────────────────────────────────────────────
-
-
-def looks_at(group: Group, hint: AnyHint, front: Place = "system") -> list[tuple[Look, ...]]:
-    """The looks at each member; a plain hint is one look with its text in `front`.
-
-    Raises:
-        ConfigError: an empty hint, or looks for another number of members.
-    """
-    if not group.trajectories:
-        return []
-    if isinstance(hint, LookingHint):
-        given = list(hint.looks(group))
-        if lone := [mine for mine in given if isinstance(mine, Look)]:
-            raise ConfigError(
-                f"looks(group) of the hint gave {lone[0]!r} for a member; give a list of looks, "
-                "possibly empty, for each"
-            )
-        looks = [tuple(mine) for mine in given]
-        if len(looks) != len(group.trajectories):
-            raise AlignmentError(
-                f"group {group.task.id}, looks of the hint source",
-                expected=f"one entry for each of {len(group.trajectories)} members",
-                got=len(looks),
-            )
-        return looks
-    text = hint.text(group.task, group)
-    if text is None:
-        return [()] * len(group.trajectories)
-    if not text.strip():
-        raise ConfigError(
-            f"the hint for task {group.task.id} is empty; a source with nothing to say returns None"
-        )
-    return [(Look((Insertion(text, front),)),)] * len(group.trajectories)
-
-
-def _readings(
-    trajectory: Trajectory, looks: Sequence[Look], chat: Chat, max_tokens: int, *, enforced: bool
-) -> Readings:
-    if not looks or not trajectory.turns:
-        return ()
-    if enforced and (found := leak(trajectory, looks)):
-        raise ConfigError(
-            f"{found}. A source that means to show the future says so (sees_future = True)"
-        )
-    again = chat.prompt(trajectory.task, trajectory.opening)
-    if again != (own := own_prompt(trajectory)):
-        raise AlignmentError(
-            f"trajectory {trajectory.name}: the prompt rendered again", expected=own, got=again
-        )
-    return tuple(_reading(trajectory, look, chat, max_tokens) for look in looks)
-
-
-def _reading(trajectory: Trajectory, look: Look, chat: Chat, max_tokens: int) -> Reading:
-    count = len(trajectory.turns)
-    turns = tuple(range(count)) if look.turns is None else tuple(sorted(set(look.turns)))
-    places = [i.at for i in look.insertions if isinstance(i.at, int)]
-    if outside := [k for k in (*turns, *places) if not 0 <= k < count]:
-        raise AlignmentError(
-            f"trajectory {trajectory.name}, a look", expected=f"turns below {count}", got=outside
-        )
-    text: dict[Place, str] = {}
-    for i in look.insertions:
-        text[i.at] = f"{text[i.at]}\n\n{i.text.strip()}" if i.at in text else i.text.strip()
-    opening = trajectory.opening
-    if "opening" in text:
-        opening = replace(opening, text=FRONT.format(text["opening"]) + opening.text)
-    prompt = chat.prompt(trajectory.task, opening, hint=text.get("system"), step=text.get(0))
-    later = dict(chat.step_insertion(trajectory, k, text[k]) for k in {*places} if k > 0)
-    view = teacher_view(trajectory, prompt, later, turns)
-    if (length := len(view.tokens)) > max_tokens:
-        own = trajectory.turns[turns[-1]].stop if turns else len(trajectory.tokens)
-        raise ConfigError(
-            f"trajectory {trajectory.name}: the teacher would read {length} tokens "
-            f"({own} of the trajectory, {length - own} of the hint), "
-            f"more than its {max_tokens}; raise --teacher-reserve-tokens, or use a shorter hint"
-        )
-    return Reading(look, turns, view)
 
 
 # ── putting together ─────────────────────────────────────────────────────────────────────────

@@ -32,6 +32,7 @@ from turncredit.loop.data import (
     reduced,
     unpenalised,
 )
+from turncredit.loop.listener import Listener
 from turncredit.loop.looking import Looked, Looking
 from turncredit.loop.parts import Parts
 from turncredit.loop.probing import probed
@@ -44,28 +45,6 @@ from turncredit.loop.watching import training as trained
 from turncredit.record import ledger as ledgers
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
-
-
-class Listener:
-    """What a front end may want to hear of. This one stays silent."""
-
-    def phase(self, step: int, name: str) -> None:
-        """A phase of update `step` begins."""
-
-    def progress(self, done: int, of: int) -> None:
-        """So many trajectories of the rollout are finished."""
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Update `step` is on disk."""
-
-    def saved(self, step: int, record: Mapping[str, Any]) -> None:
-        """A checkpoint is on disk."""
-
-    def note(self, text: str) -> None:
-        """Something a person should read."""
-
-    def costs(self, totals: Mapping[str, Any], priced: str) -> None:
-        """The run is over: what it cost (`record.ledger`), and by which price, or why by none."""
 
 
 class Trainer:

@@ -18,7 +18,7 @@ from turncredit.config import Run
 from turncredit.core.datum import Distribution
 from turncredit.core.protocols import SamplingClient
 from turncredit.core.types import Group
-from turncredit.loop import rescoring, silence, teacher
+from turncredit.loop import reading, rescoring, silence, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import bounded
 from turncredit.loop.parts import Parts
@@ -104,7 +104,7 @@ class Viewer:
         return teacher.nobody_looked([group])[0]
 
     async def _taught(self, group: Group, lent: Lent, slots: Semaphore) -> Seen:
-        readings = teacher.read(
+        readings = reading.read(
             [group],
             self._parts.hint,
             self._chat,

@@ -40,7 +40,7 @@ class Books(Protocol):
         ...
 
     def used(self) -> None:
-        """A call came back: what the backend counted since the last one was its."""
+        """A call came back: what a backend without a meter counted since the last one was its."""
         ...
 
     def under_way(self, rows: int) -> None:
@@ -269,7 +269,7 @@ def _reading(tokens: Ids) -> Usage:
 
 @asynccontextmanager
 async def _booked(books: Books, most: Usage, what: str) -> AsyncIterator[None]:
-    """Around a call. A backend counts as it answers, so no other call comes between."""
+    """Around a call."""
     async with books.paid(most, what):
         try:
             yield

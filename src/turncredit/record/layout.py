@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turncredit.core.errors import DataError
+from turncredit.core.errors import DataError, nearest
 from turncredit.record.atomic import Lines
 
 LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
@@ -18,6 +18,16 @@ _TEACHER = re.compile(r"teacher-(\d{6,})")
 _BEHIND = re.compile(r"behind-(\d{6,})")
 _TRAJECTORIES = re.compile(r"\d{6,}\.jsonl\.gz")
 _TEMPORARY = re.compile(r"\..*\.tmp")
+
+
+def meant(place: Path) -> str:
+    """What a path that is no run may have meant: a run in it, beside it, or below `runs`."""
+    if inside := sorted(found.parent for found in place.glob("*/config.json")):
+        return f" It holds runs: name one, such as {inside[-1]}"
+    around = [*place.parent.glob("*/config.json"), *(place.parent / "runs").glob("*/config.json")]
+    runs = {found.parent.name: found.parent for found in reversed(around)}
+    name = nearest(place.name, runs)
+    return f' Did you mean "{runs[name]}"?' if name else ""
 
 
 def foreign(run: Path) -> Iterator[str]:
@@ -36,6 +46,11 @@ def trajectory_steps(run: Path) -> list[int]:
     """The steps whose trajectories are there, ascending."""
     names = [file.name for file in (run / "trajectories").glob("*")]
     return sorted(int(n.partition(".")[0]) for n in names if _TRAJECTORIES.fullmatch(n))
+
+
+def trajectory_path(run: Path, step: int) -> Path:
+    """Where the trajectories of a step belong."""
+    return run / "trajectories" / f"{step:06d}.jsonl.gz"
 
 
 def checkpoint_folders(run: Path) -> list[tuple[int, Path]]:

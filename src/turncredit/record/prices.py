@@ -5,9 +5,10 @@ No price is never a price of zero: what nobody quoted stays unknown, and is said
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from turncredit.core.settings import coerce
 
 ANY = "*"  # in place of a model: all of the service's
 _MILLION, _HOUR = 1e6, 3600.0
+_RATES = ("prefill", "cached", "sample", "train", "hour")
+_MOST = 1e9  # an hour or a million tokens cost less in any currency
+_LEAST = 1e-4  # for a million tokens; what is below was meant for one
+_CURRENCY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,11}")  # it becomes part of a metric's name
+_LONGEST = {"service": 100, "model": 200, "as_of": 40, "source": 500}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,9 @@ class Price:
         hour: an hour of the machine.
         as_of: the day the price was read.
         source: where.
+
+    Raises:
+        ConfigError: a text or a rate that cannot be meant.
     """
 
     service: str
@@ -47,15 +56,14 @@ class Price:
     source: str = ""
 
     def __post_init__(self) -> None:
+        _check_texts(self)
         rates = (self.prefill, self.sample, self.train)
         if any(rate is None for rate in rates) and (self.cached, *rates) != (None,) * 4:
             raise ConfigError("give prefill, sample and train together (0 where nothing is asked)")
         if self.prefill is None and self.hour is None:
             raise ConfigError("it has no rate: give prefill, sample and train, or hour")
-        for name in ("prefill", "cached", "sample", "train", "hour"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < float("inf"):
-                raise ConfigError(f"{name} is {rate}; a rate is a number from 0 on")
+        for name in _RATES:
+            _check_rate(name, getattr(self, name))
 
     def of(self, tokens: Mapping[str, int | float | None], seconds: float) -> float:
         """The cost of what a ledger record counted.
@@ -105,7 +113,8 @@ def missing(service: str, model: str, known: Prices | None = None) -> str:
     what = f'backend "{service}"' + (f', model "{model}"' if model else "")
     text = f"no price is known for {what}; give yours with --prices FILE"
     if models := dict.fromkeys(price.model for price in entries if price.service == service):
-        return f"{text}, or --model with one that has a price: {', '.join(models)}"
+        priced = ", ".join(models)
+        return f"{text}, or count as if by a model that has one (costs RUN --model): {priced}"
     near = did_you_mean(service, {price.service for price in entries} - {service})
     return f"{text}.{near}" if near else text
 
@@ -125,25 +134,91 @@ def shipped() -> Path:
     return Path(__file__).parent.parent / "data" / "prices.toml"
 
 
+def _check_texts(price: Price) -> None:
+    """Texts are printed in one line, and the currency names a metric."""
+    for name, longest in _LONGEST.items():
+        text = getattr(price, name)
+        if not text.isprintable() or text != text.strip() or len(text) > longest:
+            raise ConfigError(
+                f"{name} is {_shown(text)}; write it in one line of at most {longest} characters, "
+                "without control characters or blanks around it"
+            )
+        if not text and name in ("service", "model"):
+            raise ConfigError(f'{name} is empty; write its name, or leave out model for "{ANY}"')
+    if not _CURRENCY.fullmatch(price.currency):
+        raise ConfigError(
+            f"currency is {_shown(price.currency)}; write its code (1 to 12 letters or digits, "
+            "such as USD, EUR, CNY), or leave it out for USD"
+        )
+
+
+def _check_rate(name: str, rate: float | None) -> None:
+    if rate is None:
+        return
+    per = "an hour of the machine" if name == "hour" else "a million tokens"
+    if not 0 <= rate <= _MOST:
+        raise ConfigError(
+            f"{name} is {rate:g}; write what {per} costs, a number from 0 to {_MOST:.0e}"
+        )
+    if name != "hour" and 0 < rate < _LEAST:
+        raise ConfigError(
+            f"{name} is {rate:g}, as if for one token; write what {per} costs: {rate * 1e6:g}?"
+        )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")
+
+
 def _entries(file: Path) -> list[Price]:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+    except ValueError as error:  # also of bytes that are no text, and of endless numbers
         raise DataError(f"prices {file}: not valid TOML ({error})") from error
     except OSError as error:
         raise DataError(f"prices {file} cannot be read: {error.strerror}") from error
     rows = values.pop("price", [])
     if values or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"prices {file}: write each price below its own [[price]]")
-    return [_entry(row, f"prices {file}, entry {n}") for n, row in enumerate(rows, 1)]
+    blocks = _blocks(text)
+    if len(blocks) != len(rows):  # written in another form, without lines of their own
+        blocks = [{} for _ in rows]
+    return [
+        _entry(row, f"prices {file}, entry {n}", lines)
+        for n, (row, lines) in enumerate(zip(rows, blocks, strict=True), 1)
+    ]
 
 
-def _entry(row: dict[str, Any], where: str) -> Price:
+def _blocks(text: str) -> list[dict[str, int]]:
+    """For each `[[price]]` of a table, the line of each key, and its own under the empty key."""
+    out: list[dict[str, int]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*\[\[", line):
+            out.append({"": number})
+        elif out and (found := re.match(r"""\s*["']?([\w-]+)["']?\s*=""", line)):
+            out[-1].setdefault(found[1], number)
+    return out
+
+
+def _entry(row: dict[str, Any], where: str, lines: Mapping[str, int]) -> Price:
+    """A row as a price.
+
+    Args:
+        row: key → value.
+        where: which file and entry, for messages.
+        lines: see `_blocks`; empty: unknown.
+    """
+
+    def wrong(text: str) -> DataError:
+        named = re.findall(r"[\w-]+", text)  # the first is what is wrong
+        number = next((lines[word] for word in named if word in lines), lines.get(""))
+        place = f"{where}, line {number}" if number else where
+        return DataError(f"{place}: {text}")
+
     if "service" not in row:
-        known = ", ".join(f.name for f in fields(Price))
-        raise DataError(f"{where} names no service (the backend's name); its keys: {known}")
+        raise wrong('it names no service; write the backend\'s name, as in service = "local"')
     try:
-        return coerce(Price, row, where)
+        return coerce(Price, row, "price")
     except ConfigError as error:
-        text = str(error)
-        raise DataError(text if text.startswith(where) else f"{where}: {text}") from error
+        raise wrong(str(error)) from error

@@ -19,7 +19,7 @@ from typing import Any
 
 from turncredit.core.errors import AlignmentError, ConfigError, DataError
 from turncredit.core.types import Credit, Group
-from turncredit.record import atomic, layout, packed
+from turncredit.record import atomic, layout, packed, rewind
 from turncredit.record.rows import Recorded
 
 
@@ -72,7 +72,8 @@ class RunFolder:
         """
         folder = cls(Path(path))
         if not (folder.path / "config.json").is_file():
-            raise DataError(f"{path} is no run folder (it has no config.json)")
+            what = "it has no config.json" if folder.path.is_dir() else "there is no such folder"
+            raise DataError(f"{path} is no run folder ({what}).{layout.meant(folder.path)}")
         return folder
 
     @contextmanager
@@ -219,7 +220,7 @@ class RunFolder:
             AlignmentError: another number of credits than groups.
             ConfigError: the step is on disk already (see `truncate_after`).
         """
-        path = self._trajectory_path(step)
+        path = layout.trajectory_path(self.path, step)
         if path.exists():
             raise ConfigError(f"{path} exists already: step {step} was written before")
         if credits is not None and len(credits) != len(groups):
@@ -233,7 +234,7 @@ class RunFolder:
         Raises:
             DataError: the step is not on disk, or its file is damaged.
         """
-        path = self._trajectory_path(step)
+        path = layout.trajectory_path(self.path, step)
         if not path.exists():
             raise DataError(
                 f"{self.path} has no trajectories of step {step}; it has {self.trajectory_steps()}"
@@ -268,9 +269,6 @@ class RunFolder:
         """The steps whose trajectories are on disk, ascending."""
         return layout.trajectory_steps(self.path)
 
-    def _trajectory_path(self, step: int) -> Path:
-        return self.path / "trajectories" / f"{step:06d}.jsonl.gz"
-
     # ── resuming ─────────────────────────────────────────────────────────────────────────────
 
     def truncate_after(self, step: int, *, discard_checkpoints: bool = False) -> None:
@@ -283,48 +281,4 @@ class RunFolder:
             ConfigError: announced checkpoints lie after `step` and may not be discarded.
             DataError: several checkpoints are not announced, which no interruption leaves.
         """
-        self._check_announced()
-        later = [row["step"] for row in self.checkpoints() if row["step"] > step]
-        if later and not discard_checkpoints:
-            raise ConfigError(
-                f"resuming {self.path} after step {step} would discard the checkpoints of steps "
-                f"{later}. Resume from step {later[-1]}, or pass --overwrite."
-            )
-        for name in layout.LINES:
-            self._truncate_lines(self.path / name, step)
-        for found in self.trajectory_steps():
-            if found > step:
-                self._trajectory_path(found).unlink()
-        self._remove_weights_after(step)
-        layout.remove_leftovers(self.path)
-
-    def _remove_weights_after(self, step: int) -> None:
-        announced = {row["step"] for row in self.checkpoints()}
-        for found, folder in layout.checkpoint_folders(self.path):
-            if found not in announced:
-                shutil.rmtree(folder)
-        for found, folder in layout.behind_folders(self.path):
-            if found not in announced:
-                shutil.rmtree(folder)
-        for done, folder in layout.teacher_folders(self.path):
-            if done >= step:  # taken again by the next update, from the same weights
-                shutil.rmtree(folder)
-
-    def _check_announced(self) -> None:
-        """An interrupted save leaves one checkpoint unannounced; more, and the list was lost."""
-        announced = {row["step"] for row in self.checkpoints()}
-        lost = [p.name for n, p in layout.checkpoint_folders(self.path) if n not in announced]
-        if len(lost) > 1:
-            raise DataError(
-                f"{self.path / 'checkpoints.jsonl'} does not name {', '.join(lost[:3])}, and "
-                "resuming would remove them: the file is damaged. Restore it, or move them away"
-            )
-
-    @staticmethod
-    def _truncate_lines(path: Path, step: int) -> None:
-        if not path.exists():
-            return
-        rows = layout.records(path, atomic.repair(path))
-        kept = [row for row in rows if row["step"] <= step]
-        if len(kept) < len(rows):
-            atomic.write_bytes(path, b"".join(atomic.dump_line(row) for row in kept))
+        rewind.truncate_after(self, step, discard_checkpoints=discard_checkpoints)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from turncredit.backends.hosted.faults import CallTimeout
 from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.metering import Meter
 from turncredit.core.types import Usage
 
 T = TypeVar("T")
@@ -107,6 +108,8 @@ class Counts:
 class Calls:
     """Makes calls.
 
+    Adapters count what is answered on its `meter`; what is given up is counted there by itself.
+
     Args:
         limit: in flight at most.
         deadline: seconds a call may take, waiting for a slot not counted.
@@ -130,7 +133,7 @@ class Calls:
         self._backoff, self.on_wait = backoff, on_wait
         self._reminded = -_REMIND_S
         self._random = random.Random()
-        self.counts = Counts()
+        self.counts, self.meter = Counts(), Meter()
 
     async def run(
         self,
@@ -197,7 +200,7 @@ class Calls:
     def _abandon(self, estimate: Usage | None) -> None:
         self.counts.abandoned += 1
         if estimate is not None:
-            self.counts.abandoned_usage += estimate
+            self.counts.abandoned_usage += self.meter.add(estimate)
 
     @contextmanager
     def _reminders(self, what: str) -> Iterator[None]:

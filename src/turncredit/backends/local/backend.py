@@ -10,11 +10,12 @@ import torch
 
 from turncredit.backends import contract
 from turncredit.backends.local import CAPABILITIES, Config, optimizer, quantized, sampler_files
-from turncredit.backends.local.clients import LocalSamplingClient, LocalTrainingClient, Meter
+from turncredit.backends.local.clients import LocalSamplingClient, LocalTrainingClient
 from turncredit.backends.local.decode import Decoder
 from turncredit.backends.local.device import choose_device
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.loading import load_policy, load_tokenizer
+from turncredit.backends.local.memory import longest_sample
 from turncredit.backends.local.models import positions
 from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Tensors
@@ -22,6 +23,7 @@ from turncredit.backends.local.shape import ceilings, model_shape
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.local.trainer import Trainer
 from turncredit.core.costs import Ceilings, ModelShape
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
@@ -39,7 +41,7 @@ class LocalBackend:
         quantized.check(config, self._device)
         self._tokenizer: HfTokenizer | None = None
         self._engines: dict[int, tuple[Engine, Tensors]] = {}
-        self._meter = Meter()
+        self.meter = Meter()
 
     def capabilities(self) -> Capabilities:
         """Known without loading anything."""
@@ -47,6 +49,7 @@ class LocalBackend:
             CAPABILITIES,
             exact_resume=self._device.type == "cpu",
             max_seq_len=positions(self.config.base_model),
+            max_sample_len=longest_sample(self.config, self._device),
         )
 
     def get_tokenizer(self) -> HfTokenizer:
@@ -73,7 +76,7 @@ class LocalBackend:
         engine, fresh = self._engine(self.config.lora_rank)
         weights = _seeded(fresh, seed)
         trainer = Trainer(engine.passes, weights, optimizer.make(self.config.optimizer, weights))
-        client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self._meter)
+        client = LocalTrainingClient(self.config, engine, trainer, Path(save_dir), self.meter)
         if from_state:
             client.restore(Path(from_state))
         if from_weights:
@@ -90,16 +93,16 @@ class LocalBackend:
         if model_path is None:
             engine, fresh = self._engine(self.config.lora_rank)
             return LocalSamplingClient(
-                engine, "base-" + engine.policy.fingerprint, fresh, self._meter
+                engine, "base-" + engine.policy.fingerprint, fresh, self.meter
             )
         saved = sampler_files.describe(Path(model_path))
         engine, fresh = self._engine(saved.lora_rank)
         weights = sampler_files.load(saved, engine.policy, fresh)
-        return LocalSamplingClient(engine, saved.snapshot_id, weights, self._meter)
+        return LocalSamplingClient(engine, saved.snapshot_id, weights, self.meter)
 
     def usage(self) -> Usage:
         """All tokens so far."""
-        return self._meter.total
+        return self.meter.total
 
     def model_shape(self) -> ModelShape | None:
         """Of the policy in training; None before it is loaded."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from turncredit.backends.local.trainer import Tally, Trainer
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.losses import parse_loss
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import (
     AdamParams,
     ForwardBackwardOutput,
@@ -30,18 +30,6 @@ from turncredit.core.protocols import (
     ScoreResult,
 )
 from turncredit.core.types import Array, Ids, Usage
-
-
-@dataclass(slots=True)
-class Meter:
-    """Tokens used by all clients of a backend."""
-
-    total: Usage = field(default_factory=Usage)
-
-    def add(self, usage: Usage) -> Usage:
-        """Count and hand back."""
-        self.total = self.total + usage
-        return usage
 
 
 class LocalSamplingClient:
@@ -59,21 +47,25 @@ class LocalSamplingClient:
         ids = self._checked(prompt, more=params.max_tokens)
         if num_samples < 1:
             raise ConfigError(f"num_samples is {num_samples}; it must be at least 1")
+        if self._engine.policy.cached:
+            self._engine.decoder.slots.check(len(ids) + params.max_tokens)
         rows = [
             Row(self.snapshot_id, self._weights, list(ids), params, params.seed + i)
             for i in range(num_samples)
         ]
-        await self._engine.sample(rows)
-        usage = Usage(
-            prefill=sum(row.prefilled for row in rows),
-            cached=sum(row.reused for row in rows),
-            sampled=sum(len(row.out) for row in rows),
-            requests=1,
-        )
+        try:
+            await self._engine.sample(rows)
+        finally:  # who gives a call up has used it, too
+            usage = self._meter.add(
+                Usage(
+                    prefill=sum(row.prefilled for row in rows),
+                    cached=sum(row.reused for row in rows),
+                    sampled=sum(len(row.out) for row in rows),
+                    requests=1,
+                )
+            )
         samples = tuple(row.sample() for row in rows)
-        return SampleResult(
-            samples=samples, snapshot_id=self.snapshot_id, usage=self._meter.add(usage)
-        )
+        return SampleResult(samples=samples, snapshot_id=self.snapshot_id, usage=usage)
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN."""

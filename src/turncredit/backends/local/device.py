@@ -72,16 +72,6 @@ def has_bfloat16(device: torch.device) -> bool:
     return bool(supported and supported())
 
 
-def native_gqa(device: torch.device, dtype: torch.dtype) -> bool:
-    """Attention kernels share key heads among query heads without copying them.
-
-    Flash attention does, in half precision; the kernel for float32 does not, and asking for it
-    there falls back to one that writes all scores out.
-    """
-    half = dtype in (torch.bfloat16, torch.float16)
-    return half and device.type == "cuda" and has_bfloat16(device)
-
-
 def describe(device: torch.device, dtype: torch.dtype) -> str:
     """One line for people: device, its name, number format."""
     kind = str(dtype).removeprefix("torch.")

@@ -23,6 +23,7 @@ from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
 from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
 from turncredit.backends.local.lighter import lighten
+from turncredit.backends.local.memory import attends_fully, cache_shape
 from turncredit.backends.local.packed import Layout
 from turncredit.core.errors import ConfigError
 
@@ -89,15 +90,7 @@ class Policy:
 
     def cache_shape(self) -> Shape:
         """Cache geometry of this model."""
-        config: Any = self.model.config.get_text_config()
-        heads = config.num_attention_heads
-        return Shape(
-            layers=config.num_hidden_layers,
-            heads=getattr(config, "num_key_value_heads", None) or heads,
-            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=self.model.dtype,
-            device=self.device,
-        )
+        return cache_shape(self.model.config, self.model.dtype, self.device)
 
     def copy_trained(self) -> Tensors:
         """Copies of the trainable tensors as they are mounted now."""
@@ -260,7 +253,7 @@ class Policy:
                 f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
             )
         original = self.model.config._attn_implementation or "sdpa"
-        if _attends_fully(self.model.config):
+        if attends_fully(self.model.config):
             self.model.set_attn_implementation(attention.NAME)
             if self._agrees(rows, want, tolerance):
                 return True
@@ -301,14 +294,6 @@ class Policy:
         near = self.logits(self.step(Chunk(rest, starts, places), arena))
         arena.copy(0, 9, cut[1])
         return [near, self.logits(self.step(Chunk(rest, starts, [2, 9]), arena))]
-
-
-def _attends_fully(config: Any) -> bool:
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    window = getattr(text, "sliding_window", None)
-    windowed = window is not None and getattr(text, "use_sliding_window", True)
-    return kinds == {"full_attention"} and not windowed
 
 
 def _add_lora(model: PreTrainedModel, rank: int) -> Any:

@@ -73,6 +73,14 @@ class Slots:
         self._slots: list[Slot] = []
         self._clock = 0
 
+    def check(self, positions: int) -> None:
+        """Refuse what never fits, while it is the only one to suffer.
+
+        Raises:
+            BackendError: the budget cannot hold one row of `positions`.
+        """
+        self._rows_of(positions)
+
     def admits(self, positions: int) -> bool:
         """Whether one more row of `positions` fits without taking a busy row's place.
 

@@ -21,6 +21,7 @@ from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.backends.pytrio.training import PytrioTrainingClient
 from turncredit.core.errors import ConfigError
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
@@ -136,7 +137,12 @@ class PytrioBackend:
 
     def usage(self) -> Usage:
         """All tokens so far, as counted here; what was abandoned is counted as if it ended."""
-        return self._shared.usage + self._shared.calls.counts.abandoned_usage
+        return self.meter.total
+
+    @property
+    def meter(self) -> Meter:
+        """Of all calls."""
+        return self._shared.calls.meter
 
     def counts(self) -> Counts:
         """What happened to calls."""

@@ -20,7 +20,6 @@ class Shared:
     """What all clients of a backend use.
 
     Attributes:
-        usage: tokens so far, counted here: the SDK tells them for sampling only.
         reduction: what the service makes of per-token losses.
         observed: `prompt_logprobs`: how many more there are than tokens.
     """
@@ -30,13 +29,11 @@ class Shared:
     calls: Calls
     vocabulary: Callable[[], int]
     reduction: str
-    usage: Usage = field(default_factory=Usage)
     observed: dict[str, int] = field(default_factory=dict)
 
     def count(self, usage: Usage) -> Usage:
-        """Add `usage` and return it."""
-        self.usage = self.usage + usage
-        return usage
+        """Add `usage` and return it: the SDK tells it for sampling only, so it is counted here."""
+        return self.calls.meter.add(usage)
 
     async def call(
         self,

@@ -14,7 +14,6 @@ from typing import Literal
 
 from turncredit.backends import contract
 from turncredit.backends.tabular.clients import (
-    Ledger,
     Shared,
     TableSamplingClient,
     TableTrainingClient,
@@ -25,6 +24,7 @@ from turncredit.backends.tabular.tokenizer import TableTokenizer
 from turncredit.backends.tabular.training import State, read
 from turncredit.core.errors import ConfigError
 from turncredit.core.losses import LOSS_TERMS, POLICY_LOSSES
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.settings import setting
 from turncredit.core.types import Usage
@@ -62,10 +62,11 @@ class TabularBackend:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.tokenizer = TableTokenizer(config.table_tool, config.table_actions)
+        self.meter = Meter()
         self._shared = Shared(
             tokenizer=self.tokenizer,
             reader=Reader(self.tokenizer, config.table_actions),
-            ledger=Ledger(),
+            meter=self.meter,
             identity=asdict(config),
             optimizer=config.table_optimizer,
         )
@@ -119,7 +120,7 @@ class TabularBackend:
 
     def usage(self) -> Usage:
         """All tokens so far."""
-        return self._shared.ledger.total
+        return self.meter.total
 
     async def aclose(self) -> None:
         """Nothing to free."""

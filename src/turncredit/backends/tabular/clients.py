@@ -18,6 +18,7 @@ from turncredit.backends.tabular.training import State, write
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import BackendError
 from turncredit.core.losses import LossSpec, parse_loss
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import (
     AdamParams,
     ForwardBackwardOutput,
@@ -29,18 +30,6 @@ from turncredit.core.protocols import (
 from turncredit.core.types import Array, Ids, Usage, frozen_array
 
 
-class Ledger:
-    """Tokens used by everything one backend made."""
-
-    def __init__(self) -> None:
-        self.total = Usage()
-
-    def count(self, usage: Usage) -> Usage:
-        """Add `usage` and return it."""
-        self.total += usage
-        return usage
-
-
 @dataclass(frozen=True)
 class Shared:
     """What all clients of one backend use.
@@ -50,7 +39,7 @@ class Shared:
 
     tokenizer: TableTokenizer
     reader: Reader
-    ledger: Ledger
+    meter: Meter
     identity: Mapping[str, Any]
     optimizer: Literal["adam", "sgd"]
 
@@ -74,7 +63,7 @@ class TableSamplingClient:
         sampled = sum(len(s.tokens) for s in samples)
         usage = Usage(prefill=len(prompt), sampled=sampled, requests=1)
         return SampleResult(
-            samples=samples, snapshot_id=self.snapshot_id, usage=self._shared.ledger.count(usage)
+            samples=samples, snapshot_id=self.snapshot_id, usage=self._shared.meter.add(usage)
         )
 
     def _one(
@@ -102,7 +91,7 @@ class TableSamplingClient:
         table = self._open()
         first = 1 if last_n is None else max(1, len(tokens) - last_n)
         logprob_T = score(self._shared.reader, table, tokens, first)
-        usage = self._shared.ledger.count(Usage(prefill=len(tokens), requests=1))
+        usage = self._shared.meter.add(Usage(prefill=len(tokens), requests=1))
         return ScoreResult(
             logprobs=frozen_array(logprob_T), snapshot_id=self.snapshot_id, usage=usage
         )
@@ -129,7 +118,7 @@ class TableSamplingClient:
         logprobs = np.full(ids.shape, np.nan, np.float32)
         ids[first:] = chosen_nk
         logprobs[first:] = np.take_along_axis(logprob_nV, chosen_nk, axis=1)
-        self._shared.ledger.count(Usage(prefill=length, requests=1))
+        self._shared.meter.add(Usage(prefill=length, requests=1))
         return Distribution(ids, logprobs)
 
     async def close(self) -> None:
@@ -208,7 +197,7 @@ class TableTrainingClient:
                 _spread(part.new_N, datum) for part, datum in zip(parts, data, strict=True)
             ),
             metrics=_metrics(parts, data, spec),
-            usage=self._shared.ledger.count(usage),
+            usage=self._shared.meter.add(usage),
         )
 
     def _backward(self, table: Table, datum: Datum, spec: LossSpec) -> RowLoss:

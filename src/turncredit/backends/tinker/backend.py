@@ -16,6 +16,7 @@ from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.tinker import CAPABILITIES, Config, sdk
 from turncredit.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient
 from turncredit.backends.tinker.link import Link
+from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
@@ -148,7 +149,12 @@ class TinkerBackend:
 
     def usage(self) -> Usage:
         """All tokens so far, as counted here; what was given up counts as if it had ended."""
-        return self._link.meter.total + self._link.calls.counts.abandoned_usage
+        return self.meter.total
+
+    @property
+    def meter(self) -> Meter:
+        """Of all calls."""
+        return self._link.meter
 
     async def aclose(self) -> None:
         """End the session."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from turncredit.backends.hosted import faults
@@ -18,18 +17,6 @@ from turncredit.core.types import Usage
 Call = Callable[[], Awaitable[Any]]
 
 _log = logging.getLogger("turncredit")
-
-
-@dataclass(slots=True)
-class Meter:
-    """Tokens used by all clients, as counted here."""
-
-    total: Usage = field(default_factory=Usage)
-
-    def add(self, usage: Usage) -> Usage:
-        """Count and hand back."""
-        self.total = self.total + usage
-        return usage
 
 
 class Pauses(logging.Handler):
@@ -65,7 +52,7 @@ class Link:
     """
 
     def __init__(self, package: Any, calls: Calls, *, reduction: str, suffix_scoring: bool) -> None:
-        self.package, self.calls, self.meter = package, calls, Meter()
+        self.package, self.calls, self.meter = package, calls, calls.meter
         self.reduction, self.suffix_scoring = reduction, suffix_scoring
         self.observed: dict[str, int] = {}
         self._broken = ""

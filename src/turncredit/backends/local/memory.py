@@ -1,0 +1,58 @@
+"""What a live sequence costs in keys and values, known from a model's configuration alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from turncredit.backends.local import Config
+from turncredit.backends.local.arena import Shape
+from turncredit.backends.local.device import choose_dtype
+from turncredit.backends.local.models import resolve
+
+
+def attends_fully(config: Any) -> bool:
+    """Every token of the family looks at all before it, which our cache relies on.
+
+    Args:
+        config: of a Transformers model.
+    """
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    window = getattr(text, "sliding_window", None)
+    windowed = window is not None and getattr(text, "use_sliding_window", True)
+    return kinds == {"full_attention"} and not windowed
+
+
+def cache_shape(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
+    """Cache geometry of a model of this configuration."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return Shape(
+        layers=text.num_hidden_layers,
+        heads=getattr(text, "num_key_value_heads", None) or heads,
+        width=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def longest_sample(config: Config, device: torch.device) -> int | None:
+    """Tokens of the longest sequence that fits into the cache's budget, before anything is loaded.
+
+    None where nothing bounds it, or it cannot be told yet. Where the number format hangs on the
+    weights, it is at most what is said.
+    """
+    folder = Path(resolve(config.base_model))
+    try:
+        model = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not folder.is_dir() or not attends_fully(model):
+            return None
+        shape = cache_shape(model, choose_dtype(config, device, sys.maxsize), device)
+    except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong
+        return None
+    return int(config.cache_gib * 2**30) // shape.bytes_per_token
