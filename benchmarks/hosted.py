@@ -6,8 +6,8 @@ The service is a loopback server in a process of its own that waits instead of c
 (`_slow_service.py`). The library plays groups of forced games on it and scores them, as many calls
 at a time as the backend makes by default. The ideal is the same calls, of the same lengths, on as
 many slots, with nothing between them; bars: the ideal over what it took (0.8), once for all calls
-and once for all but one call that hangs; and the worst-served group's share of answers at half time
-(0.8 of the mean).
+and once for all but one call that hangs; and how evenly groups are served: by how much their calls
+are stretched, the mean over the worst (0.8).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,26 @@ class Timed:
     def __init__(self, client: Any, scale: float) -> None:
         self.client, self.snapshot_id, self._scale = client, client.snapshot_id, scale
         self.chains: defaultdict[Any, list[float]] = defaultdict(list)  # task → its calls, in order
+        self.took: defaultdict[Any, float] = defaultdict(float)  # task → seconds in calls
         self.answers: list[tuple[float, Any]] = []
 
     async def sample(
         self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
     ) -> SampleResult:
-        task = asyncio.current_task()
-        self.chains[task].append(latency(prompt, params.seed, self._scale))
-        found = await self.client.sample(prompt, params=params, num_samples=num_samples)
-        self.answers.append((time.perf_counter(), task))
-        return found
+        needs = latency(prompt, params.seed, self._scale)
+        call = self.client.sample(prompt, params=params, num_samples=num_samples)
+        return await self._timed(call, needs)
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
-        task = asyncio.current_task()
-        self.chains[task].append(latency(tokens, 0, self._scale))
-        found = await self.client.compute_logprobs(tokens, last_n=last_n)
+        needs = latency(tokens, 0, self._scale)
+        return await self._timed(self.client.compute_logprobs(tokens, last_n=last_n), needs)
+
+    async def _timed(self, call: Coroutine[Any, Any, Any], needs: float) -> Any:
+        task, start = asyncio.current_task(), time.perf_counter()
+        self.chains[task].append(needs)
+        found = await call
         self.answers.append((time.perf_counter(), task))
+        self.took[task] += self.answers[-1][0] - start
         return found
 
 
@@ -101,13 +105,14 @@ def ideal(chains: Sequence[Sequence[float]], slots: int) -> float:
     return end
 
 
-def evenness(answers: Sequence[tuple[float, Any]], group_of: Mapping[Any, int]) -> float:
-    """Answers of the worst-served group over the mean, when half of all are there."""
-    half = sorted(answers, key=lambda each: each[0])[: len(answers) // 2]
-    counts = dict.fromkeys(group_of.values(), 0)
-    for _, task in half:
-        counts[group_of[task]] += 1
-    return min(counts.values()) * len(counts) / len(half)
+def evenness(client: Timed, group_of: Mapping[Any, int]) -> float:
+    """How much longer than the service took a group's calls took: the mean over the worst one."""
+    took, needed = defaultdict(float), defaultdict(float)
+    for task, group in group_of.items():
+        took[group] += client.took[task]
+        needed[group] += sum(client.chains[task])
+    stretched = [took[group] / needed[group] for group in took]
+    return sum(stretched) / len(stretched) / max(stretched)
 
 
 async def play(job: Job, client: Timed) -> tuple[list[Group], dict[Any, int]]:
@@ -165,7 +170,7 @@ async def measure(name: str, job: Job, scale: float, url: str, pid: int) -> bool
     slots, cpu, served = backend.config.calls_in_flight, time.process_time(), cpu_seconds(pid)
     start = time.perf_counter()
     groups, group_of = await play(job, client)
-    even = evenness(client.answers, group_of)
+    even = evenness(client, group_of)
     played = time.perf_counter() - start
     wanted = ideal(list(client.chains.values()), slots)
     client.chains.clear()
