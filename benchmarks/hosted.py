@@ -6,8 +6,8 @@ The service is a loopback server in a process of its own that waits instead of c
 (`_slow_service.py`). The library plays groups of forced games on it and scores them, as many calls
 at a time as the backend makes by default. The ideal is the same calls, of the same lengths, on as
 many slots, with nothing between them; bars: the ideal over what it took (0.8), once for all calls
-and once for all but one call that hangs; and how evenly groups are served: by how much their calls
-are stretched, the mean over the worst (0.8).
+and once for all but one call that hangs; and how evenly groups are served where there are
+fewer slots than trajectories: how long they wait for one, the mean over the worst (0.8).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from _common import ForcedChat, ForcedClient, ForcedWorld, Job, bar, machine
 from _slow_service import MODEL, VOCABULARY, Words, latency
 
 from turncredit.core.protocols import SampleResult, SamplingParams, ScoreResult
+from turncredit.core.turns import of_group
 from turncredit.core.types import Group, Ids
 from turncredit.loop.concurrency import bounded
 from turncredit.loop.rollout import Limits, rollout
@@ -106,13 +108,11 @@ def ideal(chains: Sequence[Sequence[float]], slots: int) -> float:
 
 
 def evenness(client: Timed, group_of: Mapping[Any, int]) -> float:
-    """How much longer than the service took a group's calls took: the mean over the worst one."""
-    took, needed = defaultdict(float), defaultdict(float)
+    """How long a group waits beyond what the service takes: the mean over the worst one."""
+    waited: defaultdict[int, float] = defaultdict(float)
     for task, group in group_of.items():
-        took[group] += client.took[task]
-        needed[group] += sum(client.chains[task])
-    stretched = [took[group] / needed[group] for group in took]
-    return sum(stretched) / len(stretched) / max(stretched)
+        waited[group] += client.took[task] - sum(client.chains[task])
+    return sum(waited.values()) / len(waited) / max(waited.values())
 
 
 async def play(job: Job, client: Timed) -> tuple[list[Group], dict[Any, int]]:
@@ -141,12 +141,15 @@ async def play(job: Job, client: Timed) -> tuple[list[Group], dict[Any, int]]:
 async def score(groups: Sequence[Group], client: Timed, job: Job) -> None:
     """All trajectories behind a hint, as a teacher reads them."""
     hint = Drawn(job, VOCABULARY)._ids("hint", job.hint)
-    rows = [[*hint, *t.tokens.tolist()] for group in groups for t in group.trajectories]
+    rows = [
+        (group.task.id, [*hint, *t.tokens.tolist()]) for group in groups for t in group.trajectories
+    ]
 
-    async def one(row: list[int]) -> None:
-        await client.compute_logprobs(row, last_n=len(row) - job.hint - job.prompt)
+    async def one(group: str, row: list[int]) -> None:
+        with of_group(group):
+            await client.compute_logprobs(row, last_n=len(row) - job.hint - job.prompt)
 
-    await bounded([lambda row=row: one(row) for row in rows], job.trajectories)
+    await bounded([partial(one, *row) for row in rows], job.trajectories)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -187,7 +190,8 @@ async def measure(name: str, job: Job, scale: float, url: str, pid: int) -> bool
     )
     await backend.aclose()
     ok = bar(f"h-{name}-busy", (wanted + wanted_scored) / (played + scored), 0.8)
-    return bar(f"h-{name}-even", even, 0.8) and ok
+    # Where there is a slot for everybody nobody waits, and there is nothing to share out.
+    return ok and (slots >= job.trajectories or bar(f"h-{name}-even", even, 0.8))
 
 
 async def with_a_hanging_call(name: str, job: Job, scale: float, url: str, slow: float) -> bool:

@@ -168,7 +168,7 @@ def _train(
     backend: Any = parts.backend
     backend._tokenizer = TOKENIZER
     shared = backend._shared if service == "pytrio" else backend._link
-    shared.calls._deadline = patience
+    shared.calls._deadline, shared.calls._backoff = patience, 0.05
     train(run, found, Said(), parts)
 
 

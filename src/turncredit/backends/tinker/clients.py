@@ -109,7 +109,7 @@ class TinkerSamplingClient:
     def _checked(self, tokens: Ids) -> list[int]:
         if self._closed:
             raise BackendError(f"snapshot {self.snapshot_id} is closed")
-        ids = [int(i) for i in tokens]
+        ids: list[int] = np.asarray(tokens, np.int64).tolist()
         if not ids:
             raise ConfigError("no tokens: a prompt needs at least one")
         return ids
