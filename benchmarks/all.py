@@ -8,31 +8,40 @@ A bar that is missed is a line saying so. Only a benchmark that crashes makes th
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FULL = (
-    ("rollouts.py",),
-    ("rescoring.py",),
-    ("memory.py",),
-    ("update.py",),
-    ("environments.py",),
-    ("growth.py",),
-    ("credit.py",),
-    ("engine.py",),
-)
-QUICK = (
-    ("rollouts.py", "--quick"),
-    ("memory.py", "--quick"),
-    ("update.py", "--quick"),
-    ("environments.py", "--quick"),
-)
+FULL = """
+rollouts.py --rounds 1
+rollouts.py --rounds 1 --model smollm2-135m --groups 1 --size 6 --turns 20 50 --bars 20 50 \\
+    --prompt 80 --observe 12 --act 2 --grid 0
+rescoring.py --rounds 2
+memory.py
+update.py --model household-tiny --parts multi loop same
+update.py --model smollm2-135m --parts single --rounds 1
+environments.py
+growth.py --rounds 1
+credit.py
+engine.py
+"""
+QUICK = """
+rollouts.py --quick
+memory.py --quick
+update.py --quick --model household-tiny
+environments.py --quick
+"""
 
 
-def run(command: tuple[str, ...], clock: str) -> tuple[int, list[str]]:
+def commands(lines: str) -> list[list[str]]:
+    """One list of arguments per line; a backslash goes on."""
+    return [shlex.split(line) for line in lines.replace("\\\n", " ").splitlines() if line]
+
+
+def run(command: list[str], clock: str) -> tuple[int, list[str]]:
     """Run one script, showing what it prints; its exit code and its bars."""
     name, *flags = command
     if name != "engine.py":  # it always counts CPU time
@@ -56,7 +65,7 @@ def main() -> int:
     bars: list[str] = []
     crashed: list[str] = []
     start = time.perf_counter()
-    for command in QUICK if args.quick else FULL:
+    for command in commands(QUICK if args.quick else FULL):
         began = time.perf_counter()
         code, found = run(command, args.clock)
         bars += found

@@ -22,7 +22,9 @@ def test_the_readmes_commands_are_real() -> None:
     commands = [line.split("#")[0].split() for line in lines if line.startswith("turncredit ")]
     assert len(commands) > 10
     for _, name, *argv in commands:
-        cli.parser_for(name, argv).parse_args(argv)
+        parser = cli.parser_for(name, argv)
+        if "--help" not in argv:
+            parser.parse_args(argv)
 
 
 def test_no_placeholder_is_left() -> None:

@@ -201,3 +201,32 @@ def test_choose_follows_the_distribution() -> None:
     tie = Draw([1], [0], [0.0], [1.0])
     assert choose(torch.tensor([[1.0, 1.0005]]), tie, tolerance=1e-3)[1].item()
     assert not choose(torch.tensor([[1.0, 1.5]]), tie, tolerance=1e-3)[1].item()
+
+
+def test_rows_beyond_the_models_positions_are_refused(folder: str) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        longest = client._engine.policy.positions
+        with pytest.raises(ConfigError, match=f"{longest} positions"):
+            await client.compute_logprobs([1] * (longest + 1))
+        with pytest.raises(ConfigError, match="and 4 more"):
+            await client.sample([1] * (longest - 3), params=SamplingParams(max_tokens=4))
+        assert len((await client.compute_logprobs([1] * 9)).logprobs) == 9
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tokens": 0}, {"top_p": 0.0}, {"top_p": np.nan}, {"temperature": -1.0}]
+)
+def test_nothing_is_sampled_with_impossible_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        SamplingParams(**{"max_tokens": 5, **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threads": -1}, {"cache_gib": np.nan}, {"activation_gib": np.inf}]
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Config(**wrong)

@@ -88,4 +88,8 @@ def test_a_run_is_priced_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["costs", place, "--service", "tinker", "--model", "Qwen/Qwen3-8B"]) == 0
     out = capsys.readouterr().out
     assert "USD by tinker Qwen/Qwen3-8B (https://" in out
+    assert main(["costs", place, "--service", "tinkr"]) == 0
+    assert 'Did you mean "tinker"?' in capsys.readouterr().out
+    assert main(["costs", place, "--service", "tinker"]) == 0
+    assert "Qwen/Qwen3-8B" in capsys.readouterr().out
     assert main(["costs", str(tmp_path / "nothing")]) == 2

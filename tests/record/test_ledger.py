@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from turncredit.core.errors import DataError
 from turncredit.core.types import Usage
 from turncredit.record.ledger import Ledger, metrics
 
@@ -150,3 +151,11 @@ def test_metrics_are_flat() -> None:
     flat = metrics(ledger.end_step())
     assert flat["tokens/sampled"] == 5
     assert set(flat) >= {"time/rollout", "time/step", "tokens/teacher"}
+
+
+@pytest.mark.parametrize("damage", [{"tokens": 3}, {"seconds": 3}])
+def test_a_damaged_record_is_named(damage: dict[str, object]) -> None:
+    ledger = Ledger()
+    record = {**ledger.end_step(), "step": 7, **damage}
+    with pytest.raises(DataError, match="step 7"):
+        Ledger.resume([record])

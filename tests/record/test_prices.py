@@ -37,6 +37,16 @@ def test_nothing_is_guessed() -> None:
     assert prices.find("tinker", "Qwen/nobody") is None
 
 
+def test_what_may_have_been_meant_is_named() -> None:
+    prices = read_prices()
+    assert 'Did you mean "tinker"?' in missing("tinkr", "Qwen/Qwen3-8B", prices)
+    assert "Did you mean" not in missing("local", "household-tiny", prices)
+    text = missing("tinker", "household-tiny", prices)
+    assert "Did you mean" not in text
+    models = [price.model for price in prices.entries if price.service == "tinker"]
+    assert text.endswith(f"--model with one that has a price: {', '.join(models)}")
+
+
 def test_four_rates_and_an_hour() -> None:
     price = Price(service="x", **RATES, hour=36.0)
     millions = {"prefill": 2, "teacher": 1, "cached": 10, "sampled": 0.5, "trained": 4}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from turncredit.core.errors import DataError
 from turncredit.record.ledger import Ledger
 from turncredit.record.prices import Price, missing, read_prices
 from turncredit.record.runlog import RunFolder
@@ -32,13 +33,16 @@ def run(args: argparse.Namespace) -> int:
     prices = read_prices(args.prices)
     for place in args.runs:
         folder = RunFolder.open(Path(place))
-        backend = folder.config().get("backend", {})
+        backend = folder.config().get("backend")
+        if not isinstance(backend, dict):
+            raise DataError(f"{place}/config.json does not say which backend the run was on")
         service = args.service or backend.get("name", "")
         model = args.model or backend.get("base_model", "")
         totals = Ledger.resume(folder.ledger()).totals()
         price = prices.find(service, model)
+        by = str(price or missing(service, model, prices))
         print(f"{place}")
-        print("\n".join(lines(priced(totals, price), str(price or missing(service, model)))))
+        print("\n".join(lines(priced(totals, price), by)))
     return 0
 
 

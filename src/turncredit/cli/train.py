@@ -116,8 +116,9 @@ def changed(folder: RunFolder, given: Mapping[str, Any]) -> Run:
     config.check_sections(saved, f"{path}/config.json")
     if began != config.build(saved).digest():
         raise DataError(
-            f"{path}/config.json is not what the run began with (its digest differs): it cannot "
-            "be continued exactly. Restore the file, or train under another name"
+            f"{path}/config.json is not what the run began with (its digest differs), or a version "
+            "with other settings began it: it cannot be continued exactly. Restore the file, "
+            "continue with that version, or train under another name"
         )
     free = {"max_steps", "save_every", *(f.name for f in fields(config.Log))}
     known = {f.name for cls in config.SECTIONS.values() for f in fields(cls)}

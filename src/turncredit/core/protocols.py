@@ -7,12 +7,14 @@ and a command-line flag. `create(config)` builds the object (methods are pure fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.datum import Datum, Distribution
+from turncredit.core.errors import ConfigError
 from turncredit.core.types import Array, Credit, Group, Ids, Message, Observation, Step, Task, Usage
 
 # ── environments: text in, text out ──────────────────────────────────────────────────────────
@@ -131,13 +133,25 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one action. `seed` makes the sample reproducible whatever else is in flight."""
+    """How to sample one action. `seed` makes the sample reproducible whatever else is in flight.
+
+    Raises:
+        ConfigError: numbers that nothing can be sampled with.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {self.max_tokens}; an action has at least one token")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}; use 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; use a mass above 0, at most 1 (all)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

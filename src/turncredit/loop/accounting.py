@@ -142,6 +142,11 @@ class Accounts:
     @property
     def priced(self) -> str:
         """By which price money is counted, or why it is not."""
+        if self._price and self.totals()["steps"] and self.totals()["money"] is None:
+            return (
+                "some updates were counted without a price, or in another currency; "
+                "turncredit costs RUN counts all by one table"
+            )
         return str(self._price or missing(self._inner.name, self._model))
 
     # ── books, for the watched clients ───────────────────────────────────────────────────────

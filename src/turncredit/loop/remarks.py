@@ -24,8 +24,10 @@ def remarks(row: Mapping[str, float]) -> Iterator[str]:
             f"0 of {row['reward/groups']:.0f} groups have both successes and failures: "
             "no update this step"
         )
-    looked_at = row["trajectory/count"] - row.get("teacher/trajectories_skipped", 0.0)
-    if row.get("opsd/unhinted") and row["opsd/unhinted"] == looked_at:
+    unhinted, skipped = (
+        row.get(name, 0.0) for name in ("opsd/unhinted", "teacher/trajectories_skipped")
+    )
+    if unhinted and unhinted + skipped == row["trajectory/count"]:
         yield (
             "no trajectory got a hint: nothing was learnt from the teacher in this update. See "
             "what its source says of itself in metrics.jsonl (reflection/parse_failures, ...)"

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from turncredit.core.errors import DataError
 from turncredit.core.types import Usage
 
 TOKENS = (
@@ -58,11 +59,21 @@ class Ledger:
 
     @classmethod
     def resume(cls, records: Iterable[Mapping[str, Any]]) -> Ledger:
-        """A ledger whose totals start from the records of earlier steps."""
+        """A ledger whose totals start from the records of earlier steps.
+
+        Raises:
+            DataError: something among the records is none.
+        """
         ledger = cls()
         for record in records:
-            ledger._remember(record)
-            ledger._closed = max(ledger._closed, record.get("step", 0))
+            try:
+                ledger._remember(record)
+                ledger._closed = max(ledger._closed, record.get("step", 0))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise DataError(
+                    f"ledger.jsonl: the record of step {record.get('step', '?')} is damaged "
+                    f"({type(error).__name__}: {error})"
+                ) from error
         return ledger
 
     def key(self, step: int | None) -> int | None:

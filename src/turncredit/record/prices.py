@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from turncredit.core.errors import ConfigError, DataError
+from turncredit.core.errors import ConfigError, DataError, did_you_mean
 from turncredit.core.settings import coerce
 
 ANY = "*"  # in place of a model: all of the service's
@@ -99,10 +99,15 @@ class Prices:
         return None
 
 
-def missing(service: str, model: str) -> str:
-    """What to say where there is no price."""
+def missing(service: str, model: str, known: Prices | None = None) -> str:
+    """What to say where there is no price; of those known, the ones that may have been meant."""
+    entries = known.entries if known else ()
     what = f'backend "{service}"' + (f', model "{model}"' if model else "")
-    return f"no price is known for {what}; give yours with --prices FILE"
+    text = f"no price is known for {what}; give yours with --prices FILE"
+    if models := dict.fromkeys(price.model for price in entries if price.service == service):
+        return f"{text}, or --model with one that has a price: {', '.join(models)}"
+    near = did_you_mean(service, {price.service for price in entries} - {service})
+    return f"{text}.{near}" if near else text
 
 
 def read_prices(path: str | Path = "") -> Prices:

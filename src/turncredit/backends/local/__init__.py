@@ -5,6 +5,7 @@ Importing this module is cheap: torch is loaded by `create`, not before.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -94,9 +95,11 @@ class Config:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.quantize != "none" and self.lora_rank == 0:
             raise ConfigError("4-bit weights stay frozen: use a --lora-rank, or --quantize none")
+        if self.threads < 0:
+            raise ConfigError(f"threads={self.threads}: use 0 (chosen here) or more")
         for name in ("cache_gib", "activation_gib"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be a positive number")
 
 
 def create(config: Config) -> LocalBackend:

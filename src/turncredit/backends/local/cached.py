@@ -27,31 +27,40 @@ class Cached:
     Attributes:
         ids: (N,), row after row without pads.
         positions: (N,).
-        last: (B,) index of each row's last token.
+        last: (B,) index of each row's last token; None: rows have one token each.
     """
 
     def __init__(self, arena: Arena, chunk: Chunk, scale: float) -> None:
         device = arena.shape.device
         self._arena, self._scale = arena, scale
         self._starts, self._counts = chunk.starts, [len(ids) for ids in chunk.ids]
-        count = torch.tensor(self._counts)
-        self._ends = count.cumsum(0).tolist()
-        row = torch.arange(len(count)).repeat_interleave(count)
-        step = torch.arange(self._ends[-1]) - (count.cumsum(0) - count)[row]
-        self.ids = torch.tensor([i for ids in chunk.ids for i in ids], device=device)
-        self.positions = (torch.tensor(chunk.starts)[row] + step).to(device)
-        self.last = count.cumsum(0).to(device) - 1
-        self._arena_rows = torch.tensor(chunk.rows)[row].to(device)
-        self._row_numbers = chunk.rows
+        self._row_numbers, self._longest = chunk.rows, max(self._counts)
         self._shown = max(s + n for s, n in zip(chunk.starts, self._counts, strict=True))
-        self._longest = max(self._counts)
         self._masks: list[torch.Tensor | None] = []
+        self._at: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.ids = torch.tensor([i for ids in chunk.ids for i in ids], device=device)
+        self.positions = torch.tensor(chunk.starts, device=device)
+        self.last: torch.Tensor | None = None
+        self._arena_rows = torch.tensor(chunk.rows, device=device)
+        if self._longest > 1:
+            self._lay_out(device)
+        if self._longest < _ALONE:
+            self._stretch = Stretch.of(chunk.rows, device)
+            self._mask = self._stretch.spread(self._batch_mask(), 0.0)
+
+    def _lay_out(self, device: torch.device) -> None:
+        """Where each of the N tokens belongs, when rows have several."""
+        count = torch.tensor(self._counts)
+        end = count.cumsum(0)
+        row = torch.arange(len(count)).repeat_interleave(count)
+        step = torch.arange(len(row)) - (end - count)[row]
+        self._ends: list[int] = end.tolist()
+        self._at = row, step = row.to(device), step.to(device)
+        self.positions = self.positions[row] + step
+        self.last = end.to(device) - 1
+        self._arena_rows = self._arena_rows[row]
         if self._longest >= _ALONE:
             self._masks = [self._row_mask(b) for b in range(len(self._counts))]
-            return
-        self._stretch = Stretch.of(chunk.rows, device)
-        self._mask = self._stretch.spread(self._batch_mask(), 0.0)
-        self._at = None if self._longest == 1 else (row.to(device), step.to(device))
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor

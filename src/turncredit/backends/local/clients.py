@@ -56,9 +56,9 @@ class LocalSamplingClient:
         self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
     ) -> SampleResult:
         """Sample continuations of `prompt` (sample i uses `params.seed + i`)."""
-        ids = self._checked(prompt)
-        if params.max_tokens < 1 or num_samples < 1:
-            raise ConfigError("max_tokens and num_samples must be at least 1")
+        ids = self._checked(prompt, more=params.max_tokens)
+        if num_samples < 1:
+            raise ConfigError(f"num_samples is {num_samples}; it must be at least 1")
         rows = [
             Row(self.snapshot_id, self._weights, list(ids), params, params.seed + i)
             for i in range(num_samples)
@@ -108,7 +108,7 @@ class LocalSamplingClient:
         usage = Usage(prefill=len(ids) - cached, cached=cached, requests=1)
         return found, self._meter.add(usage)
 
-    def _checked(self, tokens: Ids) -> list[int]:
+    def _checked(self, tokens: Ids, *, more: int = 0) -> list[int]:
         if self._closed:
             raise BackendError(f"snapshot {self.snapshot_id} is closed")
         ids = [int(i) for i in tokens]
@@ -117,6 +117,12 @@ class LocalSamplingClient:
         size = self._engine.policy.vocabulary
         if wrong := [i for i in ids if not 0 <= i < size]:
             raise ConfigError(f"token id {wrong[0]} is outside this model's vocabulary of {size}")
+        if len(ids) + more > (longest := self._engine.policy.positions):
+            raise ConfigError(
+                f"{len(ids)} tokens"
+                + (f" and {more} more" if more else "")
+                + f" do not fit into the {longest} positions of this model"
+            )
         return ids
 
 

@@ -22,6 +22,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 # attend(layer, q (N, Hq, d), k (N, Hkv, d), v (N, Hkv, d)) -> (N, Hq * d) or (N, Hq, d)
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
+_PIECE = 512  # tokens in an MLP at a time: its inner states are the widest of a layer
 _BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _BLOCK = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -117,8 +118,9 @@ class Lean:
             if wanted is not None and i == len(self.blocks) - 1:
                 x, mixed = x[wanted], mixed[wanted]  # keys are stored; nobody reads the others
             x = block.out.onto(x, mixed)
-            gate, up = block.gate_up(block.between(x)).chunk(2, dim=1)
-            x = block.down.onto(x, silu(gate, inplace=True).mul_(up))
+            for piece in x.split(_PIECE):
+                gate, up = block.gate_up(block.between(piece)).chunk(2, dim=1)
+                piece.copy_(block.down.onto(piece, silu(gate, inplace=True).mul_(up)))
         return self.last(x)
 
     def _turns(self, positions: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -28,6 +29,11 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ ((x >> 31) & (2**33 - 1))
 
 
+@lru_cache(maxsize=4)
+def _entries(vocabulary: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, vocabulary + 1, device=device) * _GOLDEN
+
+
 def gumbel(
     seeds: Sequence[int], positions: Sequence[int], vocabulary: int, device: torch.device
 ) -> torch.Tensor:
@@ -35,8 +41,7 @@ def gumbel(
     seed_B = torch.tensor([_signed(s) for s in seeds], device=device)
     position_B = torch.tensor(list(positions), device=device)
     key_B = _mix(_mix(seed_B + _GOLDEN) + position_B * _GOLDEN)
-    entry_V = torch.arange(1, vocabulary + 1, device=device) * _GOLDEN
-    bits = (_mix(key_B[:, None] + entry_V) >> 32) & 0xFFFFFFFF
+    bits = (_mix(key_B[:, None] + _entries(vocabulary, device)) >> 32) & 0xFFFFFFFF
     # 32 bits, centred: never 0. Small values keep full float precision, and they are the ones
     # that become large Gumbels; a value rounded to 1 gives -inf, which never wins.
     uniform = (bits.to(torch.float32) + 0.5) * 2.0**-32

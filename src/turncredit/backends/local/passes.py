@@ -197,8 +197,8 @@ def _run_lean(
     lean: Lean, pack: Pack, layout: Layout, device: torch.device, wanted: torch.Tensor | None
 ) -> torch.Tensor:
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return layout.attend(layer, *heads_first, lean.scale)[0]
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return layout.attend(layer, query, key, value, lean.scale)[0]
 
     ids, positions = (torch.tensor(x, device=device) for x in (pack.ids, pack.positions))
     return lean.hidden(ids, positions, attend, wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class Policy:
         model: the causal LM (with LoRA layers inside when the rank is positive).
         device: where it is.
         vocabulary: number of ids its head scores.
+        positions: tokens of its longest row.
         cached: incremental decoding works for this family (checked numerically when loaded).
         size: parameters a token is multiplied with.
         noise: bound of numerical noise in the distance of two logits, float32.
@@ -60,6 +62,8 @@ class Policy:
             raise ConfigError(f"{type(model).__name__} has no linear LM head")
         self._head = head
         self.vocabulary = head.weight.shape[0]
+        config: Any = model.config.get_text_config()
+        self.positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
@@ -182,6 +186,19 @@ class Policy:
         """(..., d) → (..., V) in float32 (float64 of a float64 model)."""
         logits = self._head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Slopes (n, d) of the logits of tokens by the state that predicts them."""
+        return self._head.weight[ids]
+
+    def through_head(self, slope: torch.Tensor) -> torch.Tensor:
+        """From the slope by logits, (n, V), that by the state, (n, d)."""
+        return slope.to(self._head.weight.dtype) @ self._head.weight
+
+    @property
+    def head_is_plain(self) -> bool:
+        """Its weights can be read (packed ones cannot)."""
+        return type(self._head) is nn.Linear
 
     @property
     def head_is_trained(self) -> bool:

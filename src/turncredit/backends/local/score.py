@@ -79,12 +79,16 @@ def token_logprobs(
         probes: each gives one number per position.
 
     Returns:
-        For the log-probs and each probe (N,) float32. At most 16 MiB of logits (and a few copies
-        of them) exist at a time, with probes a quarter of that, since they need more copies.
+        For the log-probs and each probe (N,) float32. At most 16 MiB of logits exist at a time;
+        where autograd or a probe makes copies of them, a quarter of that and some copies.
     """
-    rows = max(1, _HEAD_ELEMENTS // policy.vocabulary // (4 if probes else 1))
-    # One chunk of logits may stay for the backward pass; of several none does.
-    chunk = _chunk if hidden.requires_grad and len(hidden) > rows else _numbers
+    most = max(1, _HEAD_ELEMENTS // policy.vocabulary)
+    few = max(1, most // 4)
+    rows, chunk = (few, _numbers) if probes else (most, _logprobs)
+    if hidden.requires_grad:
+        # A few logits may stay for the backward pass; of more none does.
+        chunk = _numbers if len(hidden) <= few else _with_slopes
+        rows = few if probes or policy.head_is_trained else most
     parts: list[torch.Tensor] = []
     for i in range(0, len(hidden), rows):
         at = slice(i, i + rows)
@@ -93,7 +97,7 @@ def token_logprobs(
     return (torch.cat(parts) if parts else empty).unbind(-1)
 
 
-def _chunk(
+def _with_slopes(
     policy: Policy,
     hidden: torch.Tensor,
     targets: torch.Tensor,
@@ -101,11 +105,15 @@ def _chunk(
     at: slice,
 ) -> torch.Tensor:
     """`_numbers`, with no logits kept for the backward pass."""
+    work = policy, hidden, targets, probes, at
     if policy.head_is_trained:
-        work = policy, hidden, targets, probes, at
         return checkpoint(_numbers, *work, use_reentrant=False, preserve_rng_state=False)
     # Under a frozen head every number depends on its own state alone: its slope, (d,), is all
     # that the backward pass will need, and the logits that give it are here now.
+    if policy.head_is_plain and not probes:
+        numbers, share = _exponentials(policy, hidden.detach(), targets)
+        slope = policy.head_rows(targets) - policy.through_head(share)
+        return _Linear.apply(hidden, numbers, slope[:, None])
     state = hidden.detach().requires_grad_()
     numbers = _numbers(policy, state, targets, probes, at)
     slopes = [
@@ -113,6 +121,25 @@ def _chunk(
         for i in range(numbers.shape[1])
     ]
     return _Linear.apply(hidden, numbers.detach(), torch.stack(slopes, dim=1))
+
+
+def _logprobs(
+    policy: Policy, hidden: torch.Tensor, targets: torch.Tensor, *_: object
+) -> torch.Tensor:
+    """`_numbers` without probes and without gradients."""
+    return _exponentials(policy, hidden, targets)[0]
+
+
+@torch.no_grad()
+def _exponentials(
+    policy: Policy, hidden: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs (n, 1) and all probabilities (n, V), in the memory of the logits."""
+    logits = policy.logits(hidden)
+    picked = logits.gather(-1, targets[:, None])
+    top = logits.amax(-1, keepdim=True)
+    total = logits.sub_(top).exp_().sum(-1, keepdim=True)
+    return picked - top - total.log(), logits.div_(total)
 
 
 class _Linear(torch.autograd.Function):

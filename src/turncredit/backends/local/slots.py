@@ -226,7 +226,7 @@ class Slots:
             (len(self._slots), max([*busy, *(slot.length for slot in self._slots)])),
             (len(busy), max(busy)),
         ):
-            grown = [_rounded(max(need, now + now // 4)), _rounded(need)]
+            grown = [_rounded(max(need, now + now // 2)), _rounded(need)]
             for positions in [*([now] if now >= need else grown), self._least(need)]:
                 if positions * wanted * self._arena.shape.bytes_per_token <= self._budget:
                     return positions
