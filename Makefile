@@ -25,7 +25,8 @@ CLIENTS := pytrio-0.2.8 pytrio-0.2.9 tinker-0.25.0 tinker-0.38.0
 test-hosted: $(CLIENTS:%=test-hosted-%)  ## hosted trainers, every supported client version
 
 test-hosted-%: $(VENV)/clients/%.ok
-	$(VENV)/clients/$*/bin/python -m pytest -n 2 -m "not gpu and not live and not engine" tests/hosted
+	TURNCREDIT_CLIENT=$* $(VENV)/clients/$*/bin/python -m pytest -n 2 --dist worksteal \
+	    -m "not gpu and not live and not engine" tests/hosted
 
 test-engine: $(VENV)/.engine  ## a real third-party server (SkyRL): gigabytes to install, minutes to run
 	$(ENGINE)/bin/python -m pytest -m engine tests/engine

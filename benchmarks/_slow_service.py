@@ -82,7 +82,8 @@ class Waiting:
         self, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
     ) -> SampleResult:
         slow, self._slow = self._slow, 0.0
-        await asyncio.sleep(slow or latency(prompt, params.seed, self._scale))
+        if params.max_tokens > 1:  # a single token comes with a score, which has waited already
+            await asyncio.sleep(slow or latency(prompt, params.seed, self._scale))
         count = params.max_tokens
         said = Sample(tokens=(7,) * count, logprobs=(_LIKELY,) * count, stop_reason="length")
         usage = Usage(prefill=len(prompt), sampled=num_samples * count, requests=1)

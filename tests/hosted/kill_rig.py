@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,9 +42,40 @@ sample = 30.0
 train = 20.0
 """
 FAILED = 3  # exit code of a trainer that ended by itself and said why
-LONGEST_S = 300.0  # of a life, on the busiest machine
+LONGEST_S = 3600.0  # of a life, on the busiest machine
 Service = Literal["pytrio", "tinker"]
-Victim = Literal["server", "trainer", ""]
+Victim = Literal["server", "trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One death.
+
+    Attributes:
+        victim: whose.
+        at: after so many requests.
+        wait: so many seconds later.
+        returns: a dead server is there again at once, and has forgotten all that was not saved.
+    """
+
+    victim: Victim
+    at: int
+    wait: float
+    returns: bool
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a call of the trainer may take: nobody waits long for what stays away."""
+        return 20.0 if self.returns or self.victim == "trainer" else 3.0
+
+
+def deaths(seed: int, requests: int) -> Iterator[Death]:
+    """Random deaths, of server and trainer by turns, within so many requests."""
+    chance = random.Random(seed)
+    while True:
+        for victim in ("server", "trainer"):
+            wait = chance.choice([0.0, 0.0, chance.random() * 0.1])
+            yield Death(victim, chance.randint(1, requests), wait, chance.random() < 0.7)
 
 
 def cost(used: Usage) -> float:
@@ -74,7 +107,9 @@ def _noting(part: Any, journal: Path) -> None:
 
     def write(self: Any, used: Usage) -> None:
         self.__dict__["used"] = used
-        journal.write_text(str(cost(used)))
+        new = journal.with_suffix(".new")
+        new.write_text(str(cost(used)))
+        new.replace(journal)  # whole, whenever this process dies
 
     billed = property(lambda self: self.__dict__["used"], write)
     del part.__dict__["billed"]
@@ -168,7 +203,7 @@ def _train(
     backend: Any = parts.backend
     backend._tokenizer = TOKENIZER
     shared = backend._shared if service == "pytrio" else backend._link
-    shared.calls._deadline = patience
+    shared.calls._deadline, shared.calls._backoff = patience, 0.05
     train(run, found, Said(), parts)
 
 
@@ -182,7 +217,7 @@ class Rough:
 
     Attributes:
         billed: what all servers have asked so far.
-        lives: (victim, exit code of the trainer, updates committed in this life).
+        deaths: of servers and of trainers.
     """
 
     def __init__(self, service: Service, folder: Path) -> None:
@@ -194,7 +229,7 @@ class Rough:
             self._port = free.getsockname()[1]
         self._server: Any = None
         self._servers = 0
-        self.lives: list[tuple[Victim, int, int]] = []
+        self.deaths: Counter[Victim] = Counter()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prices.toml").write_text(PRICE.format(service))
 
@@ -208,25 +243,31 @@ class Rough:
 
     @property
     def billed(self) -> float:
-        return sum(float(note.read_text() or 0) for note in self.folder.glob("bill-*"))
+        return sum(float(note.read_text()) for note in self.folder.glob("bill-???"))
 
-    def live(
-        self, victim: Victim = "", at: int = 0, wait: float = 0.0, *, patience: float, **given: Any
-    ) -> int:
-        """One life of the trainer; the exit code. `victim` is killed after `at` requests."""
+    def live(self, death: Death | None = None, *, patience: float = 1800.0, **given: Any) -> int:
+        """One life of the trainer, with at most one death in it; the exit code."""
         self._serve()
-        before = len(self.committed)
+        patience = death.patience if death else patience
         made = f"http://127.0.0.1:{self._port}", self.folder, given, patience
         trainer = self._processes.Process(target=live, args=(self.service, *made))
         self._left.value = 0
         trainer.start()
-        self._victim.value = 0 if victim == "server" else trainer.pid
-        self._wait.value, self._left.value = wait, at if victim else 0
-        trainer.join(LONGEST_S)
+        if death:
+            self._victim.value = 0 if death.victim == "server" else trainer.pid
+            self._wait.value, self._left.value = death.wait, death.at
+        self._wait_for(trainer, returns=death is not None and death.returns)
         self._left.value = 0
         assert trainer.exitcode is not None, f"it never ended: {self.log()}"
-        self.lives.append((victim, trainer.exitcode, len(self.committed) - before))
+        self.deaths["trainer"] += trainer.exitcode == -signal.SIGKILL
         return trainer.exitcode
+
+    def _wait_for(self, trainer: Any, *, returns: bool) -> None:
+        end = time.monotonic() + LONGEST_S
+        while trainer.exitcode is None and time.monotonic() < end:
+            trainer.join(0.02)
+            if returns:
+                self._serve()
 
     def log(self) -> str:
         """The last that trainers said."""
@@ -239,8 +280,10 @@ class Rough:
             self._server.join()
 
     def _serve(self) -> None:
-        if self._server is not None and self._server.is_alive():
-            return
+        if self._server is not None:
+            if self._server.is_alive():
+                return
+            self.deaths["server"] += 1
         self._servers += 1
         journal = self.folder / f"bill-{self._servers:03d}"
         journal.write_text("0")
@@ -267,11 +310,3 @@ def rough(service: Service, folder: Path) -> Iterator[Rough]:
         yield made
     finally:
         made.close()
-
-
-def points(seed: int, kills: int, requests: int) -> Iterator[tuple[Victim, int, float]]:
-    """Random deaths: whose (by turns), after how many requests, how many seconds later."""
-    chance = random.Random(seed)
-    for n in range(kills):
-        victim: Victim = "trainer" if n % 2 else "server"
-        yield victim, chance.randint(1, requests), chance.choice([0.0, 0.0, chance.random() * 0.1])

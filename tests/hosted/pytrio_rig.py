@@ -26,6 +26,8 @@ from turncredit.core.protocols import AdamParams
 trio = pytest.importorskip("pytrio", reason="the extra pytrio is not installed")
 # The SDK opens tokenizers with Transformers when this import fails, and that is seconds faster.
 sys.modules.setdefault("modelscope", None)  # type: ignore[arg-type]
+# Here, because it takes seconds: at its first use the SDK's event loop would stand still meanwhile.
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401
 
 ADAM = AdamParams(learning_rate=0.1, grad_clip_norm=0.0)
 TABLE = tabular.create(tabular.Config())
@@ -56,7 +58,6 @@ def words(folder: Path) -> str:
     """A tokenizer of as many words as the table's, which the SDK opens to count them."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
 
     vocabulary = {f"t{i}": i for i in range(len(TOKENIZER))}
     made = Tokenizer(WordLevel(vocabulary, unk_token="t0"))

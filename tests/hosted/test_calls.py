@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from turncredit.backends.hosted import uris
-from turncredit.backends.hosted.calls import Calls, Slots, of_group
+from turncredit.backends.hosted.calls import Calls, Slots
 from turncredit.backends.hosted.faults import (
     CallTimeout,
     InvalidRequest,
@@ -17,6 +17,7 @@ from turncredit.backends.hosted.faults import (
     uncertain,
 )
 from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.turns import of_group
 from turncredit.core.types import Usage
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from turncredit.backends.loopback.http import Server
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.loopback.pytrio import Service, serve
 from turncredit.backends.selfcheck import example_prompt
-from turncredit.cli.main import main as turncredit
 from turncredit.core.datum import Datum
 from turncredit.core.protocols import AdamParams, Backend, SamplingParams
 
@@ -100,34 +98,3 @@ def test_it_keeps_the_contract_on_a_model(running: tuple[Server, Service], tmp_p
         await backend.aclose()
 
     asyncio.run(main())
-
-
-@pytest.mark.slow
-def test_train_resume_and_evaluate_by_the_command_line(
-    running: tuple[Server, Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The article's smoke command, translated: same flags, household games, a tiny model."""
-    server, service = running
-    backend = [
-        *("--backend", "pytrio", "--base-model", "household-tiny", "--base-url", server.url),
-        *("--lora-rank", str(RANK)),
-    ]
-    common = [
-        *("--recipe", "household-agentopsd", *backend, "--loss-reduction", _REDUCTION),
-        *("--tasks-per-update", "3", "--group-size", "4", "--max-turns", "6", "--save-every", "1"),
-        *("--seed", "3", "--run-name", "smoke", "--runs-dir", str(tmp_path)),
-    ]
-    before = len(service.actor.applied)
-    assert turncredit(["train", *common, "--max-steps", "1"]) == 0
-    run = str(tmp_path / "smoke")
-    assert turncredit(["train", "--resume", run, "--max-steps", "2"]) == 0
-    made = [kind for _, kind in service.actor.applied[before:]]
-    assert 1 <= made.count("trainer.optimize_step") <= 2
-    rows = (tmp_path / "smoke" / "checkpoints.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in rows]
-    assert [record["step"] for record in records] == [1, 2]
-    assert all(record["state"].startswith("trio://") for record in records)
-    weights = records[-1]["sampler"]
-    out = str(tmp_path / "eval.jsonl")
-    play = ["--limit-per-split", "1", "--max-turns", "4", "--output", out]
-    assert turncredit(["eval", "--env", "household", *backend, "--model-path", weights, *play]) == 0

@@ -1,85 +1,30 @@
-"""Whole runs on a service: the probe at their start, their budget, their interruption."""
+"""Whole runs on a service: the probe at their start, their budget, their faults."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_rig import SERVICES, Heard, ServiceName, go, rehearsed, resumed, settings
 
-pytest.importorskip("pytrio", reason="the extra pytrio is not installed")
-
-import contextlib
-
-from pytrio_rig import TOKENIZER, Rig, rig
-
-from turncredit import config
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
-from turncredit.cli.train import begin, reopen, train
+from turncredit.cli.train import reopen
 from turncredit.core.errors import BackendError, TurncreditError
-from turncredit.loop.listener import Listener
-from turncredit.loop.parts import open_parts
 from turncredit.record.runlog import RunFolder
 
-PRICES = """
-[[price]]
-service = "pytrio"
-currency = "CNY"
-prefill = 10.0
-sample = 30.0
-train = 20.0
-"""
+
+@pytest.fixture(params=SERVICES)
+def service(request: pytest.FixtureRequest) -> ServiceName:
+    return request.param
 
 
-class Heard(Listener):
-    """Keeps what a person would read; `at` is called as phases begin."""
-
-    def __init__(self, at: Callable[[int, str], None] = lambda step, name: None) -> None:
-        self.notes: list[str] = []
-        self._at = at
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def phase(self, step: int, name: str) -> None:
-        self._at(step, name)
-
-
-def settings(made: Rig, folder: Path, recipe: str = "toy-agentopsd", **changes: Any) -> config.Run:
-    (folder / "prices.toml").write_text(PRICES)
-    own = {
-        "backend": {"name": "pytrio", "base_model": "table", "base_url": made.server.url},
-        "schedule": {
-            **{"max_steps": 3, "tasks_per_update": 2, "group_size": 4, "save_every": 10},
-            **{"runs_dir": str(folder), "run_name": "run"},
-        },
-        "optim": {"learning_rate": 0.1},
-        "log": {"prices": str(folder / "prices.toml")},
-    }
-    return config.build(config.merge(config.read_recipe(recipe), own, changes))
-
-
-def go(run: config.Run, listener: Listener, folder: RunFolder | None = None) -> RunFolder:
-    parts = open_parts(run)
-    parts.backend._tokenizer = TOKENIZER  # type: ignore[attr-defined]
-    folder = folder or begin(run)
-    train(run, folder, listener, parts)
-    return folder
-
-
-def resumed(path: Path, listener: Listener, **given: Any) -> RunFolder:
-    folder, run = reopen(path, given)
-    return go(run, listener, folder)
-
-
-def test_a_run_is_probed_and_a_resumed_one_compared(tmp_path: Path) -> None:
+def test_a_run_is_probed_and_a_resumed_one_compared(service: ServiceName, tmp_path: Path) -> None:
     heard = Heard()
-    with rig(tmp_path, quirks=Quirks(reduction="token_mean")) as made:
+    with rehearsed(service, tmp_path, quirks=Quirks(reduction="token_mean")) as made:
         folder = go(settings(made, tmp_path), heard)
         (found,) = folder.probes()
         assert (found["step"], found["reduction"], found["snapshots"]) == (
@@ -90,7 +35,7 @@ def test_a_run_is_probed_and_a_resumed_one_compared(tmp_path: Path) -> None:
         assert any("token_mean" in note for note in heard.notes)
         assert folder.ledger()[0]["requests"] > folder.ledger()[1]["requests"]
         assert "probe" in folder.ledger()[0]["seconds"]
-        made.service.muscle.quirks = Quirks(reduction="row_mean")
+        made.muscle.quirks = Quirks(reduction="row_mean")
         heard = Heard()
         resumed(folder.path, heard, max_steps=4)
     assert [one["reduction"] for one in folder.probes()] == ["token_mean", "row_mean"]
@@ -99,11 +44,12 @@ def test_a_run_is_probed_and_a_resumed_one_compared(tmp_path: Path) -> None:
 
 
 def test_the_gradient_is_that_of_a_plain_sum_whatever_the_service_divides_by(
+    service: ServiceName,
     tmp_path: Path,
 ) -> None:
     norms = []
     for name in ("token_sum", "token_mean"):
-        with rig(tmp_path / name, quirks=Quirks(reduction=name)) as made:  # type: ignore[arg-type]
+        with rehearsed(service, tmp_path / name, quirks=Quirks(reduction=name)) as made:  # type: ignore[arg-type]
             folder = go(settings(made, tmp_path / name, schedule={"max_steps": 2}), Heard())
             norms.append([row["train/grad_norm"] for row in folder.metrics()])
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
@@ -118,10 +64,10 @@ def test_the_gradient_is_that_of_a_plain_sum_whatever_the_service_divides_by(
     ],
 )
 def test_what_needs_old_snapshots_is_refused_where_they_move(
-    recipe: str, changes: dict[str, Any], words: str, tmp_path: Path
+    service: ServiceName, recipe: str, changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with (
-        rig(tmp_path, quirks=Quirks(live_samplers=True)) as made,
+        rehearsed(service, tmp_path, quirks=Quirks(live_samplers=True)) as made,
         pytest.raises(BackendError, match=f"follow the training.*{words}"),
     ):
         go(settings(made, tmp_path, recipe, **changes), Heard())
@@ -133,30 +79,25 @@ def test_what_needs_old_snapshots_is_refused_where_they_move(
 # ── money ────────────────────────────────────────────────────────────────────────────────────
 
 
-def billed(made: Rig) -> float:
-    used = made.service.actor.billed
-    return (used.prefill * 10 + used.sampled * 30 + used.trained * 20) / 1e6
-
-
-def test_what_is_spent_is_what_was_billed(tmp_path: Path) -> None:
-    with rig(tmp_path) as made:
+def test_what_is_spent_is_what_was_billed(service: ServiceName, tmp_path: Path) -> None:
+    with rehearsed(service, tmp_path) as made:
         folder = go(settings(made, tmp_path), Heard())
-        assert (folder.spent() or {})["amount"] == pytest.approx(billed(made))
+        assert (folder.spent() or {})["amount"] == pytest.approx(made.billed)
     booked = sum(row["money"]["amount"] for row in folder.ledger())
-    assert booked == pytest.approx(billed(made))
+    assert booked == pytest.approx(made.billed)
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.003, 0), (0.5, 0), (0.8, 1)])
 def test_the_limit_is_never_passed_and_the_run_goes_on_with_a_larger_one(
-    share: float, level: int, tmp_path: Path
+    service: ServiceName, share: float, level: int, tmp_path: Path
 ) -> None:
     schedule = {"max_steps": 6, "async_level": level}
-    with rig(tmp_path / "free") as made:
+    with rehearsed(service, tmp_path / "free") as made:
         go(settings(made, tmp_path / "free", schedule=schedule), Heard())
-        limit = share * billed(made)
+        limit = share * made.billed
     heard = Heard()
     (tmp_path / "paid").mkdir()
-    with rig(tmp_path / "paid") as made:
+    with rehearsed(service, tmp_path / "paid") as made:
         run = settings(made, tmp_path / "paid", schedule=schedule, log={"max_cost": limit})
         path = tmp_path / "paid" / "run"
         if share == 0.003:  # not even the probe
@@ -168,45 +109,28 @@ def test_the_limit_is_never_passed_and_the_run_goes_on_with_a_larger_one(
             done = len(folder.metrics())
             assert 0 < done < 6
             assert [row["step"] for row in folder.checkpoints()] == [done]
-        assert billed(made) <= limit
+        assert made.billed <= limit
         folder = resumed(path, heard, max_cost=100.0)
         assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5, 6]
-        assert (folder.spent() or {})["amount"] == pytest.approx(billed(made), rel=0.02)
+        assert (folder.spent() or {})["amount"] == pytest.approx(made.billed, rel=0.02)
 
 
-def test_a_limit_without_a_price_is_refused_before_anything(tmp_path: Path) -> None:
-    with rig(tmp_path) as made:
+def test_a_limit_without_a_price_is_refused_before_anything(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
         run = settings(made, tmp_path, log={"max_cost": 1.0, "prices": ""})
         with pytest.raises(TurncreditError, match="no price is known"):
             go(run, Heard())
-        assert made.service.actor.billed.requests == 0
+        assert made.used.requests == 0
 
 
-# ── faults and Ctrl-C ────────────────────────────────────────────────────────────────────────
-
-
-def _interrupt(step: int, name: str) -> None:
-    if (step, name) == (3, "teacher"):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_ctrl_c_saves_the_last_whole_update(tmp_path: Path) -> None:
-    with rig(tmp_path / "a") as made:
-        whole = go(settings(made, tmp_path / "a", schedule={"max_steps": 4}), Heard())
-    with rig(tmp_path / "b") as made:
-        run = settings(made, tmp_path / "b", schedule={"max_steps": 4})
-        with pytest.raises(KeyboardInterrupt):
-            go(run, Heard(_interrupt))
-        folder = RunFolder.open(tmp_path / "b" / "run")
-        assert [row["step"] for row in folder.checkpoints()] == [2]
-        resumed(folder.path, Heard())
-    rows = [[r["train/loss"] for r in f.metrics() if "train/loss" in r] for f in (whole, folder)]
-    assert rows[0] == pytest.approx(rows[1], abs=1e-6)
+# ── faults ────────────────────────────────────────────────────────────────────────
 
 
 def test_a_service_that_stops_for_money_leaves_the_last_update_saved(tmp_path: Path) -> None:
     heard = Heard()
-    with rig(tmp_path) as made:
+    with rehearsed("pytrio", tmp_path) as made:
 
         def empty(step: int, name: str) -> None:
             if (step, name) == (2, "rollout"):
@@ -227,15 +151,20 @@ def test_waits_are_said(tmp_path: Path) -> None:
     heard = Heard()
     full = Fault("status", status=429, code="too_many_requests")
     rules = [Rule(fault=full, path="/sample$", skip=30, times=200)]
-    with rig(tmp_path, patience=0.2, rules=rules) as made, contextlib.suppress(BackendError):
+    with (
+        rehearsed("pytrio", tmp_path, patience=0.2, rules=rules) as made,
+        contextlib.suppress(BackendError),
+    ):
         go(settings(made, tmp_path, schedule={"max_steps": 1}), heard)
     assert any("trying again" in note for note in heard.notes)
 
 
-def test_a_resumed_run_may_reach_its_service_in_another_way(tmp_path: Path) -> None:
-    with rig(tmp_path) as made:
+def test_a_resumed_run_may_reach_its_service_in_another_way(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
         folder = go(settings(made, tmp_path, schedule={"max_steps": 1}), Heard())
-    with rig(tmp_path) as made:  # the same saved weights, another port
+    with rehearsed(service, tmp_path) as made:  # the same saved weights, another port
         resumed(folder.path, Heard(), base_url=made.server.url, deadline=900.0, max_steps=2)
     assert [row["step"] for row in folder.checkpoints()] == [1, 2]
     assert folder.config()["backend"]["deadline"] == 900.0

@@ -60,7 +60,7 @@ def test_one_update_moves_weights_as_ours_whatever_the_service_divides_by(
     reduction: str, loss: str, tmp_path: Path
 ) -> None:
     if (reduction, loss) == ("sequence_mean", "cross_entropy"):
-        pytest.skip("weights are the loss's own there: no mean over them is known")
+        pytest.skip("a mean over its weights leaves nothing of them: refused, see below")
 
     async def main() -> None:
         own = tabular.create(tabular.Config(table_optimizer="sgd"))
@@ -196,6 +196,18 @@ def test_what_the_service_cannot_compute_is_refused_before_any_call(tmp_path: Pa
                 with pytest.raises(ConfigError):
                     await training.forward_backward(DATA, loss_fn=loss, loss_fn_config=settings)
             assert sum(made.server.faults.seen.values()) == before
+
+    asyncio.run(main())
+
+
+def test_cross_entropy_is_refused_where_the_service_divides_by_its_weights(tmp_path: Path) -> None:
+    async def main() -> None:
+        with rig(tmp_path) as made:
+            backend = made.backend(loss_reduction="sequence_mean")
+            assert "cross_entropy" not in backend.capabilities().losses
+            training = await backend.create_training_client(seed=0, save_dir="")
+            with pytest.raises(ConfigError, match="sequence_mean"):
+                await training.forward_backward(DATA, loss_fn="cross_entropy")
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from fakes import FakeClient, FakeEnv, FakeTokenizer, Script, make_task, wait
 from turncredit.core.errors import AlignmentError, BackendError, ConfigError
 from turncredit.core.protocols import SampleResult, SamplingParams
+from turncredit.core.turns import GROUP
 from turncredit.core.types import Group, StopReason, Trajectory
 from turncredit.loop.chat import Chat
 from turncredit.loop.rollout import Limits, member_seed, play, rollout, turn_seed
@@ -200,6 +202,20 @@ def test_concurrency_is_bounded() -> None:
 
     run(FakeEnv(on_act=count), FakeClient(by_seed), replace(LIMITS, max_concurrency=3))
     assert running["most"] == 3
+
+
+def test_calls_are_made_in_the_name_of_their_group() -> None:
+    asked: Counter[object] = Counter()
+
+    class Asked(FakeClient):
+        async def sample(self, prompt, *, params, num_samples=1):  # type: ignore[no-untyped-def]
+            asked[GROUP.get()] += 1
+            return await super().sample(prompt, params=params, num_samples=num_samples)
+
+    groups = run(FakeEnv(), Asked(by_seed), tasks=2, size=3)
+    made = [sum(len(t.turns) for t in group.trajectories) for group in groups]
+    assert asked == {"game-0": made[0], "game-1": made[1]}
+    assert GROUP.get() is None
 
 
 def test_another_snapshots_sample_is_refused() -> None:

@@ -89,6 +89,10 @@ async def _frozen(subject: Subject) -> str:
     new = await training.save_weights_and_get_sampling_client()
     ahead = await subject.score(new, good)
     hold(bool((await subject.score(old, good) == before).all()), "the old snapshot changed")
+    out = await training.forward_backward([subject.datum(good, 0.0)], loss_fn="ppo")
+    trained = out.logprobs[0][len(subject.prompt) :]
+    gap = np.abs(trained - ahead).max()
+    hold(bool(gap <= subject.tolerance), "the training took weights of the old snapshot it served")
     hold(bool((await subject.score(new, good) == ahead).all()), "the new snapshot changed")
     again = await subject.group(old, 100, 1)
     hold(again[0].tokens == good.tokens, "the old snapshot samples other tokens")

@@ -8,12 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from turncredit.backends.hosted.hearing import hear
 from turncredit.config import Chosen
 from turncredit.core.protocols import Backend, RemoteBackend, SamplingClient
 from turncredit.loop.accounting import Accounts
+from turncredit.loop.budget import BudgetReached
 from turncredit.record import atomic
 from turncredit.record.prices import read_prices
 
@@ -57,13 +60,25 @@ async def listened(books: Accounts, client: SamplingClient, output: Path, seed: 
         note(text)
 
 
-def settled(books: Accounts) -> None:
-    """Say what was spent."""
-    books.budget.settle()
-    if isinstance(books.backend, RemoteBackend):
-        used, price = books.backend.usage(), books.budget.price
-        money = f", {books.budget.spent:.4g} {price.currency}" if price else ""
-        note(f"read {used.prefill:,} tokens, sampled {used.sampled:,}{money}")
+@contextmanager
+def settled(books: Accounts) -> Iterator[None]:
+    """Around an evaluation: at its end, whatever that is, say what was spent.
+
+    Raises:
+        BudgetReached: with how to go on.
+    """
+    try:
+        yield
+    except BudgetReached as reached:
+        raise BudgetReached(
+            f"{reached}. Finished games are kept: --resume and a larger --max-cost go on"
+        ) from reached
+    finally:
+        books.budget.settle()
+        if isinstance(books.backend, RemoteBackend):
+            used, price = books.backend.usage(), books.budget.price
+            money = f", {books.budget.spent:.4g} {price.currency}" if price else ""
+            note(f"read {used.prefill:,} tokens, sampled {used.sampled:,}{money}")
 
 
 def note(text: str) -> None:

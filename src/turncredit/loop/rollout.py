@@ -22,6 +22,7 @@ from turncredit.core.protocols import (
     SamplingParams,
 )
 from turncredit.core.tokens import TokenBuffer
+from turncredit.core.turns import of_group
 from turncredit.core.types import Group, Observation, Step, StopReason, Task, Trajectory, Turn
 from turncredit.loop.boundary import EnvFault, ask
 from turncredit.loop.chat import Chat
@@ -125,7 +126,8 @@ async def rollout(
 
     async def one(g: int, task: Task, member: int) -> None:
         seed = member_seed(run_seed, step, task.id, member)
-        done = await play(task, environment, chat, client, limits, seed=seed, member=member)
+        with of_group(task.id):
+            done = await play(task, environment, chat, client, limits, seed=seed, member=member)
         members_G[g][member] = done
         if on_done is not None:
             on_done(done)

@@ -17,6 +17,7 @@ from typing import Any
 from turncredit.config import Run
 from turncredit.core.datum import Distribution
 from turncredit.core.protocols import SamplingClient
+from turncredit.core.turns import of_group
 from turncredit.core.types import Group
 from turncredit.loop import reading, rescoring, silence, teacher
 from turncredit.loop.chat import Chat
@@ -85,11 +86,12 @@ class Viewer:
         unseen: list[Distribution | None] = [None] * len(group.trajectories)
         if self.is_silent(group, plan.config):
             return Seen(self._unheard(group), unseen, skipped=True)
-        if self.rescores:
-            (group,) = await rescoring.rescore([group], plan.client, concurrency=plan.slots)
-        if plan.lent is None:
-            return Seen(self._unheard(group), unseen)
-        return await self._taught(group, plan.lent, plan.slots)
+        with of_group(group.task.id):
+            if self.rescores:
+                (group,) = await rescoring.rescore([group], plan.client, concurrency=plan.slots)
+            if plan.lent is None:
+                return Seen(self._unheard(group), unseen)
+            return await self._taught(group, plan.lent, plan.slots)
 
     async def see_all(self, groups: Sequence[Group], plan: Plan) -> list[Seen]:
         """Every look at each of `groups`; the first error ends them all."""

@@ -32,7 +32,7 @@ from turncredit.proof.results import (
 )
 from turncredit.record import atomic
 
-__all__ = ["Options", "Panel", "Player", "evaluate", "game_seed", "panel"]
+__all__ = ["Options", "Panel", "Player", "check_output", "evaluate", "game_seed", "panel"]
 
 
 class Player(Protocol):
@@ -96,12 +96,8 @@ async def evaluate(
         ConfigError: `output` exists and neither `overwrite` nor `resume` fits it.
         DataError: `output` is to be resumed but is damaged.
     """
-    options = options or Options()
-    if options.games_per_batch < 1:
-        raise ConfigError(f"games-per-batch is {options.games_per_batch}; use at least 1")
-    if options.resume and options.overwrite:
-        raise ConfigError("--resume keeps an output and --overwrite-output drops it: choose one")
-    path = Path(output)
+    options, path = options or Options(), Path(output)
+    check_output(path, options)
     settings = _plain(
         {"environment": dict(environment or {}), "seed": options.seed, **player.settings}
     )
@@ -131,6 +127,23 @@ async def evaluate(
         atomic.append_line(path, summary)
         _aside(path).unlink(missing_ok=True)
     return summary
+
+
+def check_output(path: Path, options: Options) -> None:
+    """Refuse options that fit neither each other nor an existing file. Nothing is touched.
+
+    Raises:
+        ConfigError: with what does fit.
+    """
+    if options.games_per_batch < 1:
+        raise ConfigError(f"games-per-batch is {options.games_per_batch}; use at least 1")
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume keeps an output and --overwrite-output drops it: choose one")
+    if path.exists() and not (options.resume or options.overwrite):
+        raise ConfigError(
+            f"{path} exists already. Choose another --output, continue it with --resume if it is "
+            "unfinished, or replace it with --overwrite-output."
+        )
 
 
 def _aside(path: Path) -> Path:
@@ -184,16 +197,12 @@ def _prepare(
     path: Path, panel: Panel, settings: Mapping[str, Any], options: Options
 ) -> list[Mapping[str, Any]]:
     """The rows to keep of an existing file: none when it is new or to be replaced."""
+    check_output(path, options)  # another process may have made it meanwhile
     if not path.exists() or options.overwrite:
         if path.exists() and not _aside(path).exists():
             path.replace(_aside(path))  # until the new one is whole
         atomic.write_bytes(path, b"")
         return []
-    if not options.resume:
-        raise ConfigError(
-            f"{path} exists already. Choose another --output, continue it with --resume if it is "
-            "unfinished, or replace it with --overwrite-output."
-        )
     if not _is_ours(path):
         raise DataError(f"{path} is not a file that turncredit eval wrote; choose another --output")
     rows = list(atomic.repair(path).records)

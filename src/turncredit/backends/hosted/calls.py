@@ -12,32 +12,19 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from turncredit.backends.hosted.faults import CallTimeout
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.metering import Meter
+from turncredit.core.turns import GROUP
 from turncredit.core.types import Usage
 
 T = TypeVar("T")
 
-# Whose call it is, for turns: callers that share a value share a queue.
-GROUP: ContextVar[Hashable] = ContextVar("group", default=None)
-
 _BACKOFF_S, _LONGEST_S = 1.0, 30.0
 _REMIND_S = 120.0  # without an answer: then it is said, of all calls at most so often
-
-
-@contextmanager
-def of_group(name: Hashable) -> Iterator[None]:
-    """Calls made inside belong to one group."""
-    token = GROUP.set(name)
-    try:
-        yield
-    finally:
-        GROUP.reset(token)
 
 
 class Slots:

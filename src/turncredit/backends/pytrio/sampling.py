@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
+import numpy as np
+
 from turncredit.backends.hosted import faults
 from turncredit.backends.hosted.normalise import prompt_logprobs
 from turncredit.backends.pytrio import versions
@@ -102,7 +104,7 @@ class PytrioSamplingClient:
                 f"the temporary weights of {self.snapshot_id} have ended after 6 hours; "
                 "--snapshots named keeps them"
             )
-        ids = [int(i) for i in tokens]
+        ids: list[int] = np.asarray(tokens, np.int64).tolist()
         if not ids:
             raise ConfigError("no tokens: a prompt needs at least one")
         return self._client, ids

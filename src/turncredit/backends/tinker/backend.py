@@ -14,7 +14,7 @@ from turncredit.backends.hosted.calls import Calls
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.tinker import CAPABILITIES, Config, sdk
-from turncredit.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient
+from turncredit.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient, computed
 from turncredit.backends.tinker.link import Link
 from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
@@ -43,6 +43,7 @@ class TinkerBackend:
         """What the SDK and the settings say, and what a probe has found since."""
         return replace(
             CAPABILITIES,
+            losses=computed(self._link.reduction),
             suffix_scoring=self._link.suffix_scoring,
             loss_reduction=self._link.reduction,
         )

@@ -109,7 +109,7 @@ class TinkerSamplingClient:
     def _checked(self, tokens: Ids) -> list[int]:
         if self._closed:
             raise BackendError(f"snapshot {self.snapshot_id} is closed")
-        ids = [int(i) for i in tokens]
+        ids: list[int] = np.asarray(tokens, np.int64).tolist()
         if not ids:
             raise ConfigError("no tokens: a prompt needs at least one")
         return ids
@@ -180,7 +180,7 @@ class TinkerTrainingClient:
             ConfigError: a loss, term or setting that the service does not have.
             StateUncertain: whether the gradients are there is not known.
         """
-        loss = readable_loss(loss_fn, loss_fn_config)
+        loss = readable_loss(loss_fn, loss_fn_config, self._link.reduction)
         if not data:
             return ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
         future = self._submit_pass(data, loss)
@@ -210,7 +210,7 @@ class TinkerTrainingClient:
             ConfigError: a loss, term or setting that the service does not have.
             StateUncertain: whether both took effect is not known.
         """
-        loss = readable_loss(loss_fn, loss_fn_config)
+        loss = readable_loss(loss_fn, loss_fn_config, self._link.reduction)
         if not data:
             none = ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
             return none, await self.optim_step(params)
@@ -304,20 +304,32 @@ def _trained(data: Sequence[Datum]) -> Usage:
     return Usage(trained=sum(len(row.tokens) for row in data), requests=1)
 
 
-def readable_loss(loss_fn: str, settings: Mapping[str, float] | None) -> LossSpec:
+def computed(reduction: str) -> frozenset[str]:
+    """Losses a service with this reduction has.
+
+    A mean over a row's weights leaves nothing of their size, and cross-entropy says all with them.
+    """
+    from turncredit.backends.tinker import CAPABILITIES
+
+    lost = {"cross_entropy"} if reduction == "sequence_mean" else set[str]()
+    return CAPABILITIES.losses - lost
+
+
+def readable_loss(
+    loss_fn: str, settings: Mapping[str, float] | None, reduction: str = "token_sum"
+) -> LossSpec:
     """A loss this service has.
 
     Raises:
         ConfigError: it has not, with what does.
     """
-    from turncredit.backends.tinker import CAPABILITIES
-
-    loss = parse_loss(loss_fn, settings)
-    missing = [*loss.terms, *({loss.policy} - CAPABILITIES.losses)]
+    loss, known = parse_loss(loss_fn, settings), computed(reduction)
+    missing = [*loss.terms, *({loss.policy} - known)]
     if missing:
+        where = "Tinker" if reduction == "token_sum" else f"a service of reduction {reduction}"
         raise ConfigError(
-            f'"{missing[0]}" of the loss "{loss_fn}" cannot be computed by Tinker: train on '
-            f"--backend local, or use one of {', '.join(sorted(CAPABILITIES.losses))}"
+            f'"{missing[0]}" of the loss "{loss_fn}" cannot be computed by {where}: train on '
+            f"--backend local, or use one of {', '.join(sorted(known))}"
         )
     if loss.settings.get("dual_clip"):
         raise ConfigError("dual_clip cannot be computed by Tinker: leave it 0, or train on local")
