@@ -7,6 +7,7 @@ a client that held calls back would wait for ever, and the test's time limit wou
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import sys
 from collections import Counter
@@ -107,21 +108,20 @@ class Gate:
 @contextmanager
 def served(name: str, gate: Any, folder: Path, **settings: Any) -> Iterator[Any]:
     """A backend of the genuine SDK on a service behind a gate."""
+    adapter: Any = importlib.import_module(f"turncredit.backends.{name}")
     if name == "pytrio":
         sys.modules.setdefault("modelscope", None)  # type: ignore[arg-type]
-        from turncredit.backends import pytrio as adapter
         from turncredit.backends.loopback.pytrio import serve
         from turncredit.backends.loopback.pytrio_control import Offer
 
         server, _ = serve(gate, folder, offer=Offer(model="gate", tokenizer="gate"))
     else:
-        from turncredit.backends import tinker as adapter
         from turncredit.backends.loopback.tinker import TinkerService
 
         server = TinkerService(gate, folder, model="gate").server()
     with server:
         config = adapter.Config(base_model="gate", base_url=server.url, **settings)
-        backend: Any = adapter.create(config)
+        backend = adapter.create(config)
         backend._tokenizer = TOKENIZER
         yield backend
 
