@@ -258,15 +258,15 @@ async def with_a_hanging_call(
 
 def undisturbed(name: str, scale: float, slow: float, once: Measure) -> None:
     """Measure and print the bars; again, when the process was stopped meanwhile."""
-    bars: list[Bar] = []
-    for left in reversed(range(TRIES)):
+    for _ in range(TRIES):
         with service(name, scale, slow) as (url, pid), Watch() as watch:
             bars = asyncio.run(once(url, pid))
-        if not watch.stood or not left:
-            break
-        print(f"this process stood still for {watch.stood:.1f} s meanwhile: once more", flush=True)
-    for called, ratio in bars:
-        bar(called, ratio, 0.8)
+        if not watch.stood:
+            for called, ratio in bars:
+                bar(called, ratio, 0.8)
+            return
+        print(f"stopped for {watch.stood:.1f} s meanwhile, which counts for nothing", flush=True)
+    print(f"no figure of {name}: this process was stopped in every one of {TRIES} tries")
 
 
 def main() -> int:
