@@ -52,7 +52,7 @@ class Config:
         default=4096, metadata={"help": "tokens of one training, scoring or prefill pass"}
     )
     cache_gib: float = field(
-        default=2.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
+        default=4.0, metadata={"help": "memory for keys and values of live sequences, GiB"}
     )
     reuse_prefixes: bool = field(
         default=True,
