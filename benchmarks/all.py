@@ -27,6 +27,8 @@ environments.py
 growth.py --rounds 1
 credit.py
 engine.py
+hosted.py pytrio --quick --scale 0.5
+hosted.py tinker --quick
 """
 QUICK = """
 rollouts.py --rounds 1 --turns 10 --bars 0 --grid 20
@@ -37,6 +39,8 @@ update.py --quick --model household-tiny --parts multi single same
 environments.py --quick
 """
 
+OWN_CLOCK = ("engine.py", "hosted.py")  # CPU time always, and waiting always
+
 
 def commands(lines: str) -> list[list[str]]:
     """One list of arguments per line; a backslash goes on."""
@@ -46,7 +50,7 @@ def commands(lines: str) -> list[list[str]]:
 def run(command: list[str], clock: str) -> tuple[int, list[str]]:
     """Run one script, showing what it prints; its exit code and its bars."""
     name, *flags = command
-    if name != "engine.py":  # it always counts CPU time
+    if name not in OWN_CLOCK:
         flags += ["--clock", clock]
     bars: list[str] = []
     with subprocess.Popen(

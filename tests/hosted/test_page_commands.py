@@ -118,4 +118,4 @@ def test_rehearse_evaluate_and_compare_as_the_pages_say(
 def _played(row: str) -> object:
     """What was played in a game."""
     found = json.loads(row)
-    return {name: found.get(name) for name in ("id", "success", "turns", "steps")}
+    return {name: found.get(name) for name in ("id", "success", "turns", "final_observation")}
