@@ -16,13 +16,13 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FULL = """
-rollouts.py --rounds 1 --bars 0
+rollouts.py --rounds 1 --turns 10 20 --bars 0
 rollouts.py --rounds 1 --model smollm2-135m --groups 1 --size 4 --turns 20 50 --bars 20 50 \\
     --prompt 80 --observe 12 --act 2 --grid 0
-rescoring.py --rounds 2
+rescoring.py --rounds 1
 memory.py
-update.py --model household-tiny --parts multi same --rounds 1
-update.py --model smollm2-135m --parts single loop --rounds 1
+update.py --model household-tiny --parts multi single same --rounds 1
+update.py --parts loop --rounds 1
 environments.py
 growth.py --rounds 1
 credit.py
@@ -31,9 +31,7 @@ hosted.py pytrio --quick --scale 0.5
 hosted.py tinker --quick
 """
 QUICK = """
-rollouts.py --rounds 1 --turns 10 --bars 0 --grid 20
-rollouts.py --rounds 1 --model smollm2-135m --groups 1 --size 3 --turns 20 --bars 20 \\
-    --prompt 80 --observe 12 --act 2 --grid 0
+rollouts.py --rounds 1 --turns 20 --grid 20
 memory.py --quick
 update.py --quick --model household-tiny --parts multi single same
 environments.py --quick
