@@ -191,7 +191,7 @@ def _train(
                 **{"tasks_per_update": 2, "group_size": 4, "save_every": 2, "max_steps": 1000},
                 **{"runs_dir": str(folder / "runs"), "run_name": "run"},
             },
-            "optim": {"learning_rate": 0.5},
+            "optim": {"learning_rate": 0.1},
             "log": {"prices": str(folder / "prices.toml")},
         }
         for name, section in (("max_steps", "schedule"), ("max_cost", "log")):

@@ -77,8 +77,9 @@ def _survives(service: Any, folder: Path, *, each: int, seed: int, requests: int
         wanted = [_numbers(row) for row in calm.run.metrics()]
     assert [row["step"] for row in found] == list(range(1, last + 1))
     assert found == wanted
-    # Each update moves the policy, so that one which is missing or made twice shows in the next.
-    assert sum(row["train/grad_norm"] > 1e-3 for row in found) > 0.9 * last
+    # Updates move the policy, so that one which is missing or made twice shows in the next. (Both
+    # groups of an update may be silent, and it is skipped.)
+    assert sum(row.get("train/grad_norm", 0.0) > 1e-3 for row in found) > 0.7 * last
     print(f"{dict(made.deaths)}; {before[-1:]} committed; billed below {limit:.3g}")
 
 
