@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from turncredit import config
 from turncredit.cli.main import main
 from turncredit.core.errors import ConfigError
 from turncredit.loop import forecast
@@ -92,3 +93,31 @@ def test_faults_in_words() -> None:
     for wrong in ("dorp", "503@2", "drop@x", "delay:("):
         with pytest.raises(ConfigError):
             parse(wrong)
+
+
+def test_a_limit_is_foretold_as_it_will_be_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTRIO does not tell what its cache served: the likely bill profits, the limit does not."""
+    prices = tmp_path / "mine.toml"
+    kinds = "prefill = 10.0\ncached = 0.0\nsample = 1.0\ntrain = 1.0\n"
+    prices.write_text(f'[[price]]\nservice = "pytrio"\n{kinds}')
+    flags = ["--backend", "pytrio", "--prices", str(prices), "--max-cost", "100", "--dry-run"]
+    assert main(["train", "--recipe", "household-agentopsd", "--max-steps", "80", *flags]) == 0
+    out = capsys.readouterr().out
+    assert float(out.split("money, USD")[1].split()[0]) < 100
+    assert "ends it after about 80 of 80 (likely)" not in out
+
+
+def test_at_most_is_what_the_settings_allow() -> None:
+    found = Texts(200.0, 100.0)
+    most = {}
+    for recipe in ("household-grpo", "household-dapo", "household-agentopsd"):
+        run = config.build(config.read_recipe(recipe))
+        most[recipe] = forecast.tokens(forecast.of_training(run, found)[1])
+    plain, again, taught = most.values()
+    # Groups that are dropped are played, too.
+    assert again["sampled"] == pytest.approx(10 * plain["sampled"], rel=1e-3)
+    assert again["trained"] == pytest.approx(plain["trained"])
+    # A look at every trajectory, and the student rescored.
+    assert taught["teacher"] > 2 * taught["trained"]

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from turncredit.backends import pytrio, tinker
 from turncredit.backends.hosted import uris
 from turncredit.backends.hosted.calls import Calls, Slots
 from turncredit.backends.hosted.faults import (
@@ -214,3 +215,29 @@ def test_a_service_that_leaves_the_kind_out_is_completed() -> None:
     assert uris.saved("tinker://r/a-1", "tinker", "sampler") == "tinker://r/sampler_weights/a-1"
     whole = "tinker://r/sampler_weights/a-1"
     assert uris.saved(whole, "tinker", "sampler") == whole
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8642",
+        "ftp://host",
+        "http://",
+        " http://host",
+        "http://host:port",
+        "http://me:s3cr3t@host",
+        "https://host?api_key=s3cr3t",
+    ],
+)
+def test_odd_addresses_are_refused_and_no_secret_is_repeated(url: str) -> None:
+    for config in (pytrio.Config, tinker.Config):
+        with pytest.raises(ConfigError, match="base_url") as caught:
+            config(base_url=url)
+        assert "s3cr3t" not in str(caught.value)
+        config(base_url="https://host:8000/api/")
+
+
+def test_a_deadline_is_a_number() -> None:
+    for config in (pytrio.Config, tinker.Config):
+        with pytest.raises(ConfigError, match="deadline"):
+            config(deadline=float("nan"))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from run_rig import SERVICES, Heard, ServiceName, go, rehearsed, resumed, settings
 
+from turncredit.backends.hosted.normalise import prompt_logprobs
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.cli.train import reopen
-from turncredit.core.errors import BackendError, TurncreditError
+from turncredit.core.errors import AlignmentError, BackendError, TurncreditError
 from turncredit.record.runlog import RunFolder
 
 
@@ -170,3 +172,76 @@ def test_a_resumed_run_may_reach_its_service_in_another_way(
     assert folder.config()["backend"]["deadline"] == 900.0
     with pytest.raises(TurncreditError, match="cannot take --lora-rank"):
         reopen(folder.path, {"lora_rank": 8})
+
+
+def test_a_limit_counts_updates_that_were_made_without_a_price(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    schedule = {"max_steps": 2, "save_every": 1}
+    with rehearsed(service, tmp_path) as made:
+        run = settings(made, tmp_path, schedule=schedule, log={"prices": ""})
+        folder, before = go(run, Heard()), made.billed
+        heard, limit = Heard(), 1.1 * before
+        prices = str(tmp_path / "prices.toml")
+        resumed(folder.path, heard, max_steps=4, prices=prices, max_cost=limit)
+        assert made.billed <= limit
+        assert (folder.spent() or {})["amount"] >= before
+    assert any("larger --max-cost" in note for note in heard.notes)
+
+
+def test_an_update_whose_answer_was_lost_counts_as_paid(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    heard = Heard()
+    with rehearsed(service, tmp_path, patience=0.5) as made:
+
+        def deaf(step: int, name: str) -> None:
+            if (step, name) == (1, "update"):
+                made.server.faults.rules.append(Rule(fault=Fault("lose_reply")))
+
+        heard = Heard(deaf)
+        run = settings(made, tmp_path, backend={"deadline": 10.0})
+        with pytest.raises(BackendError, match="no certain answer"):
+            go(run, heard)
+        spent = (RunFolder.open(tmp_path / "run").spent() or {})["amount"]
+        assert made.billed <= spent * 1.0001
+    assert any("calls were given up" in note for note in heard.notes)
+
+
+def test_an_answer_without_sense_loses_no_whole_update(
+    service: ServiceName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_of: dict[ServiceName, str] = {"pytrio": "pytrio.sampling", "tinker": "tinker.clients"}
+    where = f"turncredit.backends.{made_of[service]}.prompt_logprobs"
+    with rehearsed(service, tmp_path) as made:
+
+        def odd(step: int, name: str) -> None:
+            if (step, name) == (3, "rollout"):
+                monkeypatch.setattr(where, lambda found, length: prompt_logprobs(found[2:], length))
+
+        with pytest.raises(AlignmentError, match="log-probs of a prompt"):
+            go(settings(made, tmp_path), Heard(odd))
+    folder = RunFolder.open(tmp_path / "run")
+    assert [row["step"] for row in folder.checkpoints()] == [2]
+
+
+@pytest.mark.parametrize("odd", [(), (float("nan"),), (0.5,)], ids=["empty", "nan", "above 0"])
+def test_samples_that_are_none_are_refused_in_words(
+    service: ServiceName, odd: tuple[float, ...], tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
+        sample = made.muscle.sample
+
+        async def answered(*args: Any, **given: Any) -> Any:
+            found = await sample(*args, **given)
+            return replace(
+                found,
+                samples=tuple(
+                    replace(one, tokens=one.tokens[: len(odd)], logprobs=odd)
+                    for one in found.samples
+                ),
+            )
+
+        made.muscle.sample = answered  # type: ignore[method-assign]
+        with pytest.raises(TurncreditError, match=r"without a token|log-probs of a sample"):
+            go(settings(made, tmp_path), Heard())

@@ -73,6 +73,9 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
     _print(columns, price, run.backend.name, run.backend.config)
     if assumed:
         print(assumed)
+    if known is not None and not known.cached_token_counts:
+        # What a service does not tell of its cache, the limit counts in full.
+        columns = {name: _in_full(counted) for name, counted in columns.items()}
     _print_limit(run, columns, price, left)
 
 
@@ -101,6 +104,10 @@ def _caches(price: Price | None, known: Capabilities | None) -> bool:
     return (price is not None and price.cached is not None) or (
         known is not None and known.cached_token_counts
     )
+
+
+def _in_full(counted: Mapping[str, int]) -> dict[str, int]:
+    return {**counted, "prefill": counted["prefill"] + counted["cached"], "cached": 0}
 
 
 def _as_in(folder: Path, wanted: int) -> dict[str, int]:

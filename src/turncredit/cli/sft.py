@@ -13,15 +13,16 @@ from typing import Any
 from turncredit import config
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.cli.progress import Terminal
+from turncredit.cli.train import check_limit
+from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
-from turncredit.core.settings import add_flags
+from turncredit.core.settings import add_flags, free_settings
 from turncredit.loop import sft_settings
 from turncredit.loop.listener import Listener
 from turncredit.loop.sft import Supervised, describe, has_demonstrations, keep
 from turncredit.loop.sft_parts import Parts, check_sources, collect, open_parts
 from turncredit.loop.sft_settings import EXPERTS, SECTIONS, Settings
 from turncredit.record.environment import describe as describe_machine
-from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 from turncredit.record.trackers import About, check_trackers, open_trackers
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         settings = chosen(given)
         check_sources(settings)
     check_trackers(_mirrors(settings))
-    read_prices(settings.log.prices)
+    check_limit(settings)
     parts = open_parts(settings)
     folder = asyncio.run(
         supervise(settings, parts, Progress(), folder=folder, overwrite=args.overwrite)
@@ -179,6 +180,8 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Settings]:
             "be continued exactly. Restore the file, or begin under another name"
         )
     _check_free(saved, given)
+    for kind in sft_settings.KINDS:
+        saved[kind] |= {key: given[key] for key in _free_of(saved, kind) & given.keys()}
     for section, cls in SECTIONS.items():
         known = {f.name for f in fields(cls)} & _FREE & given.keys()
         saved[section] |= {key: given[key] for key in known}
@@ -197,17 +200,24 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Settings]:
 
 def _check_free(saved: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> None:
     known = {f.name for cls in SECTIONS.values() for f in fields(cls)} - _FREE
-    known |= {key for kind in sft_settings.KINDS for key in saved[kind]} - {"name"}
+    for kind in sft_settings.KINDS:
+        known |= saved[kind].keys() - {"name"} - _free_of(saved, kind)
     fixed = {"sources": "from", "student_hint": "student-hint"}
     clash = {key.replace("_", "-") for key in known & given.keys()}
     clash |= {flag for key, flag in fixed.items() if key in given}
     clash |= {key for key in ("recipe", "overwrite") if given.get(key)}
-    clash |= {*given.get("chosen_by_flag", ())}
+    clash |= {k for k in given.get("chosen_by_flag", ()) if given[k] != saved[k]["name"]}
     if clash:
         raise ConfigError(
             f"--resume continues a run as it was; it cannot take --{min(clash)}. "
-            "Only --max-steps, --epochs, --save-every and mirrors may change"
+            "Only --max-steps, --epochs, --save-every, mirrors, prices and the way to a service "
+            "may change"
         )
+
+
+def _free_of(saved: Mapping[str, Mapping[str, Any]], kind: str) -> set[str]:
+    """Settings of a component that a resumed run may change."""
+    return free_settings(registry.load(kind, str(saved[kind]["name"])).config_type)
 
 
 def _done(folder: RunFolder) -> int:

@@ -18,6 +18,7 @@ from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags, free_settings
 from turncredit.loop.listener import Listener
 from turncredit.loop.parts import Parts, open_parts
+from turncredit.loop.sft_settings import Settings
 from turncredit.loop.train import Trainer, describe
 from turncredit.loop.weights import pinned
 from turncredit.record.environment import describe as describe_machine
@@ -142,7 +143,7 @@ def changed(folder: RunFolder, given: Mapping[str, Any]) -> Run:
     return config.build(saved)
 
 
-def check_limit(settings: Run) -> None:
+def check_limit(settings: Run | Settings) -> None:
     """Refuse a limit that nobody could keep: before a folder is made, or anything is called.
 
     Raises:

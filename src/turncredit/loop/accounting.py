@@ -76,8 +76,16 @@ class Accounts:
         Raises:
             ConfigError: it was spent in another currency than there is a limit in.
         """
-        money = self.totals().get("money")
-        self.budget.resume(folder.spent(), money, folder.write_spent)
+        self.budget.resume(folder.spent(), self._spent_before(), folder.write_spent)
+
+    def _spent_before(self) -> Mapping[str, Any] | None:
+        """Money of the closed updates; by the present price where some were counted by none."""
+        totals = self.totals()
+        if totals["steps"] and totals["money"] is None and self._price:
+            seconds = totals["seconds"].get("step", 0.0)
+            amount = self._price.of(totals["tokens"], seconds)
+            return {"currency": self._price.currency, "amount": amount}
+        return totals.get("money")
 
     def foresee(self, step: int) -> None:
         """Refuse to begin an update that would end in the middle, if it costs what others did.

@@ -109,11 +109,20 @@ def of_training(run: Run, found: Texts) -> tuple[Plan, Plan]:
     game = game_of(run)
     count = schedule.max_steps * schedule.tasks_per_update * schedule.group_size
     likely, most = plans(found, game, trajectories=count, group=schedule.group_size)
-    looks = int(run.method.load("method").target.NEEDS_TEACHER)
-    reserve = float(rollout.teacher_reserve_tokens)
+    method = run.method.load("method").target
+    looks, reserve = len(run.needs.streams) + method.NEEDS_TEACHER, rollout.teacher_reserve_tokens
+    rescored = bool(looks) and run.teacher.student_logprobs != "sampled"
+    # Methods that drop groups play others in their place.
+    batches = rollout.resample if hasattr(method, "keep") else 1
     return (
-        replace(likely, looks=looks, hint=reserve / 2 * looks),
-        replace(most, looks=looks, hint=reserve * looks),
+        replace(likely, looks=looks, hint=reserve / 2),
+        replace(
+            most,
+            looks=looks + rescored,
+            hint=float(reserve),
+            trajectories=count * batches,
+            trained=1.0 / batches,
+        ),
     )
 
 

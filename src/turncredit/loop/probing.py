@@ -13,10 +13,14 @@ from turncredit.backends.hosted.probe import Probed, probe
 from turncredit.config import Run
 from turncredit.core.errors import BackendError
 from turncredit.core.types import REFERENCE
+from turncredit.loop.sft_settings import Settings
 from turncredit.record.runlog import RunFolder
 
 # What may differ between two probes of one service without any change of it.
 _MEASURED = ("sample_vs_score", "reduction_error", "usage")
+
+
+Tried = Run | Settings
 
 
 async def probed(
@@ -37,6 +41,16 @@ async def probed(
     Raises:
         BackendError: the service does what this run cannot work with.
     """
+    found, said = await tried(run, loss_fn, backend, folder, done)
+    if problem := refusal(run, found):
+        raise BackendError(problem)
+    return said
+
+
+async def tried(
+    run: Tried, loss_fn: str, backend: Hosted, folder: RunFolder, done: int
+) -> tuple[Probed, list[str]]:
+    """The same for a run of any kind, which refuses for itself what it cannot work with."""
     found = await probe(
         backend,
         loss_fn=loss_fn,
@@ -46,10 +60,8 @@ async def probed(
     )
     earlier = folder.probes()
     folder.write_probes([*earlier, {"step": done, **found.to_dict()}])
-    if problem := refusal(run, found):
-        raise BackendError(problem)
     changed = changes(earlier[-1], found) if earlier else ()
-    return [summary(found), *found.warnings(), *changed]
+    return found, [summary(found), *found.warnings(), *changed]
 
 
 def refusal(run: Run, found: Probed) -> str:

@@ -6,6 +6,7 @@ trajectories of step 0), so a run killed anywhere goes on exactly, whatever beca
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,20 +14,26 @@ from dataclasses import replace
 from typing import Any
 
 from turncredit.core.datum import Datum
-from turncredit.core.errors import DataError
-from turncredit.core.protocols import AdamParams, Tracker, TrainingClient
-from turncredit.core.types import Group, Trajectory
+from turncredit.core.errors import ConfigError, DataError, TurncreditError
+from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
+from turncredit.core.types import Group, Trajectory, Usage
 from turncredit.loop import metrics
 from turncredit.loop.accounting import Accounts
+from turncredit.loop.budget import BudgetReached
 from turncredit.loop.demonstrations import STORED, stored
 from turncredit.loop.listener import Listener
+from turncredit.loop.probing import tried
 from turncredit.loop.sft_parts import LOSS, Parts
 from turncredit.loop.sft_rows import Order, hold_out, mean_loss, scaled, to_row
 from turncredit.loop.sft_settings import Settings
+from turncredit.loop.standing import Standing
+from turncredit.loop.watching import training as trained
 from turncredit.loop.weights import sampler_weights
 from turncredit.record import ledger as ledgers
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
+
+_PROBED = "importance_sampling"
 
 
 class Supervised:
@@ -50,7 +57,8 @@ class Supervised:
         listener: Listener,
     ) -> None:
         model = getattr(settings.backend.config, "base_model", "")
-        self._accounts = Accounts(parts.backend, read_prices(settings.log.prices), model=model)
+        prices, limit = read_prices(settings.log.prices), settings.log.max_cost
+        self._accounts = Accounts(parts.backend, prices, model=model, limit=limit)
         self._parts = replace(parts, backend=self._accounts.backend)
         self._settings, self._folder = settings, folder
         self._tracker, self._listener = tracker, listener
@@ -61,6 +69,7 @@ class Supervised:
         self._order = Order(len(learn), seed=settings.schedule.seed, batch=settings.sft.batch)
         self.steps = settings.steps(len(learn))
         self._before: dict[str, float] = {}  # measured at the start, logged with update 1
+        self._at = Standing()
 
     def plan(self) -> str:
         """What lies ahead, in words."""
@@ -71,26 +80,75 @@ class Supervised:
     async def run(self) -> None:
         """Learn from the last committed checkpoint (or the start) to the last update.
 
+        Ends before that, saved, where the next call could pass the budget.
+
         Raises:
             BackendError: the backend failed.
+            ConfigError: the service does not have the loss.
             DataError: the checkpoint to resume from cannot be read.
         """
-        done, training = await self._begin()
-        if done >= self.steps:
-            self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
+        try:
+            done, training = await self._begin()
+            if done >= self.steps:
+                self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
+            try:
+                await self._updates(done, training)
+            except BudgetReached as reached:
+                await self._rescue(training, reached)
+                self._listener.note(f"stopped, to go on with a larger --max-cost: {reached}")
+            except (TurncreditError, OSError, asyncio.CancelledError) as error:
+                await self._rescue(training, error)
+                raise
+        finally:
+            self._say_costs()
+
+    async def _updates(self, done: int, training: TrainingClient) -> None:
         for step in range(done + 1, self.steps + 1):
+            self._accounts.foresee(step)
             is_saved = step % self._settings.schedule.save_every == 0 or step == self.steps
-            await self._step(step, training, measured=is_saved)
+            # Paid together beforehand: an update is made and measured whole, or not at all.
+            rows = scaled([self._rows[i] for i in self._order.take(step - 1)])
+            most = trained(rows) + (self._measuring() if is_saved else Usage())
+            async with self._accounts.budget.paid(most, f"update {step}", whole=True):
+                await self._step(step, training, rows, measured=is_saved)
             if is_saved:
                 await self._save(step, training)
-        self._listener.costs(self._accounts.totals(), self._accounts.priced)
+
+    def _measuring(self) -> Usage:
+        """What the held-out loss costs at most: services sample a token with each scoring."""
+        read = sum(len(row.tokens) for row in self._aside)
+        return Usage(prefill=read, sampled=len(self._aside), requests=len(self._aside))
+
+    async def _rescue(self, training: TrainingClient, error: BaseException) -> None:
+        """Save the last whole update, if that is what the weights are."""
+        at = self._at
+        if at.made == at.saved:
+            return
+        if not at.is_sound(error):
+            self._listener.note(f"an update was under way: the run goes on from update {at.saved}")
+            return
+        try:
+            await self._save(at.made, training)
+        except (TurncreditError, OSError) as lost:
+            self._listener.note(
+                f"update {at.made} could not be saved ({lost}): the run goes on from {at.saved}"
+            )
+
+    def _say_costs(self) -> None:
+        totals = self._accounts.totals()
+        self._accounts.budget.settle()
+        if totals["steps"]:
+            self._listener.costs(totals, self._accounts.priced)
 
     async def _begin(self) -> tuple[int, TrainingClient]:
         found = self._folder.checkpoints()
         last = found[-1] if found else None
         done = int(last["step"]) if last else 0
         self._folder.truncate_after(done)
+        self._at = Standing(made=done, saved=done)
         self._accounts.resume(self._folder.ledger())
+        self._accounts.keep_spending(self._folder)
+        await self._probe(done)
         try:
             training = await self._parts.backend.create_training_client(
                 seed=self._settings.schedule.seed,
@@ -106,18 +164,39 @@ class Supervised:
             self._before = {"sft/held_out_loss_before": await self._held_out(1, training)}
         return done, training
 
+    async def _probe(self, done: int) -> None:
+        """Find out what a service does, as for any training: rows are scaled for it."""
+        backend = self._parts.backend
+        if not isinstance(backend, RemoteBackend) or done >= self.steps:
+            return
+        backend.listen(self._listener.note)
+        with self._phase(done + 1, "probe"):
+            # By a loss that tells all reductions apart; cross-entropy follows from what is found.
+            _, said = await tried(self._settings, _PROBED, backend, self._folder, done)
+        if LOSS not in backend.capabilities().losses:
+            raise ConfigError(
+                f"this service divides the loss of a row by its weights: {LOSS} cannot be "
+                "computed there. Use another backend for the supervised stage"
+            )
+        for text in said:
+            self._listener.note(text)
+
     def _first_weights(self) -> str | None:
         place = self._settings.schedule.init_from
         return sampler_weights(place) if place else None
 
-    async def _step(self, step: int, training: TrainingClient, *, measured: bool) -> None:
-        rows = scaled([self._rows[i] for i in self._order.take(step - 1)])
+    async def _step(
+        self, step: int, training: TrainingClient, rows: Sequence[Datum], *, measured: bool
+    ) -> None:
         with self._phase(step, "update"):
+            self._at.begin_step()
             output = await training.forward_backward(rows, loss_fn=LOSS)
             stepped = await training.optim_step(self._adam())
         pairs = zip(rows, output.logprobs, strict=True)
         loss = -math.fsum(float((row.advantages * new)[row.mask].sum()) for row, new in pairs)
-        if not math.isfinite(loss) or not math.isfinite(stepped.get("grad_norm", 0.0)):
+        norm, remote = stepped.get("grad_norm", 0.0), isinstance(self._parts.backend, RemoteBackend)
+        # A service may leave its norm unsaid.
+        if not math.isfinite(loss) or not (math.isfinite(norm) or remote):
             self._listener.note(f"update {step} changed nothing: loss {loss:g} or its gradient")
         row = {"sft/loss": loss, "sft/epoch": self._order.epochs(step)}
         row |= self._before if step == 1 else {}
@@ -155,6 +234,7 @@ class Supervised:
         row = {name: float(v) for name, v in {**figures, **ledgers.metrics(cost)}.items()}
         self._folder.append_ledger(step, cost)
         self._folder.append_metrics(step, row)
+        self._at.end_update(step)
         self._tracker.log(row, step)
         self._listener.step(step, row)
 
@@ -165,6 +245,7 @@ class Supervised:
             sampler = await training.save_weights_for_sampler(name)
         record = {"state": self._folder.relative(state), "sampler": self._folder.relative(sampler)}
         self._folder.append_checkpoint(step, record)
+        self._at.saved = step
         self._listener.saved(step, {**record, "state": state, "sampler": sampler})
 
     @contextmanager

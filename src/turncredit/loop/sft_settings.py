@@ -18,7 +18,7 @@ from turncredit import config
 from turncredit.config import Chosen, Log
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, did_you_mean
-from turncredit.core.settings import coerce, setting
+from turncredit.core.settings import coerce, free_settings, setting
 from turncredit.loop.hinted import NONE
 
 EXPERTS = "experts"  # the source that is no run folder: walkthroughs of the environment's tasks
@@ -125,6 +125,9 @@ class Settings:
     def digest(self) -> str:
         """sha256 of the settings that can change a result (not names, folders, length, mirrors)."""
         values = self.to_dict()
+        for kind in KINDS:
+            for key in free_settings(type(getattr(self, kind).config)):
+                del values[kind][key]
         del values["log"], values["sft"]["epochs"]
         for key in ("run_name", "runs_dir", "max_steps", "save_every"):
             del values["schedule"][key]
@@ -216,9 +219,14 @@ def _bad_numbers(run: Settings) -> Iterator[str]:
         "demonstrations": (sft.demonstrations >= 1, "at least 1"),
         "epochs": (sft.epochs >= 0, "at least 1"),
         "batch": (sft.batch >= 1, "at least 1"),
+        "max_cost": (
+            run.log.max_cost is None or 0 < run.log.max_cost < math.inf,
+            "an amount above 0",
+        ),
         "held_out": (0 <= sft.held_out < 1, "0 (nothing kept aside) or more, below 1"),
     }
-    values = {k: v for part in (schedule, rollout, optim, sft) for k, v in asdict(part).items()}
+    parts = (schedule, rollout, optim, sft, run.log)
+    values = {k: v for part in parts for k, v in asdict(part).items()}
     for name, (is_fine, cure) in ranges.items():
         if not is_fine:
             yield f"{name} is {values[name]}; use {cure}"

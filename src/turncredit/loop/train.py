@@ -15,7 +15,7 @@ from typing import Any
 from turncredit.backends import selfcheck
 from turncredit.config import Run
 from turncredit.core.datum import Datum
-from turncredit.core.errors import BackendError, DataError, TurncreditError
+from turncredit.core.errors import DataError, TurncreditError
 from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import metrics
@@ -104,7 +104,7 @@ class Trainer:
             except BudgetReached as reached:
                 await self._rescue(training, reached)
                 self._listener.note(f"stopped, to go on with a larger --max-cost: {reached}")
-            except (BackendError, asyncio.CancelledError) as error:
+            except (TurncreditError, OSError, asyncio.CancelledError) as error:
                 await self._rescue(training, error)
                 raise
         finally:

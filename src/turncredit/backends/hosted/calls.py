@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from turncredit.backends.hosted.faults import CallTimeout
+from turncredit.backends.hosted.faults import CallTimeout, Unreached
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.metering import Meter
 from turncredit.core.turns import GROUP
@@ -150,6 +150,8 @@ class Calls:
                 async with self._slots.one(GROUP.get()):
                     result = await self._once(make, what, estimate, deadline or self._deadline)
             except BackendError as error:
+                if isinstance(error, Unreached) and repeat:
+                    self.abandon(estimate)
                 if attempt == attempts or not error.retryable:
                     raise
                 self._say(f"{what}: {error}; trying again in about {pause:.0f} s")
@@ -175,16 +177,17 @@ class Calls:
                     return await make()
         except TimeoutError as error:
             self.counts.timed_out += 1
-            self._abandon(estimate)
+            self.abandon(estimate)
             raise CallTimeout(
                 f"{what}: no answer within {deadline:g} s. Its work may go on and be billed; "
                 "raise the deadline (--deadline) if calls are that slow"
             ) from error
         except asyncio.CancelledError:
-            self._abandon(estimate)
+            self.abandon(estimate)
             raise
 
-    def _abandon(self, estimate: Usage | None) -> None:
+    def abandon(self, estimate: Usage | None) -> None:
+        """Count a call without a certain answer as if the service had done and billed it."""
         self.counts.abandoned += 1
         if estimate is not None:
             self.counts.abandoned_usage += self.meter.add(estimate)

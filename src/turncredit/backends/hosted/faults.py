@@ -41,6 +41,10 @@ class CapacityWait(HostedError):
     safe_to_repeat = True
 
 
+class Unreached(CapacityWait):
+    """The connection failed: whether the service has done what it was asked is not known."""
+
+
 class SnapshotExpired(HostedError):
     """The weights a sampling client is bound to are gone."""
 

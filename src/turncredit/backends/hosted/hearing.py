@@ -87,12 +87,19 @@ async def rescored(
     rows: list[Datum] = []
     gaps: list[float] = []
     for sample in result.samples:
+        if not sample.tokens:
+            continue  # a service may leave the token that ends an answer out
         tokens = [*prompt, *sample.tokens]
         scores = (await client.compute_logprobs(tokens)).logprobs
         said, start = np.asarray(sample.logprobs), len(prompt)
         gaps.append(float(np.abs(scores[start:] - said).max()))
         _refuse_apart(scores, said, start, gaps[-1])
         rows.append(experiments.row(tokens, start, scores))
+    if not rows:
+        raise BackendError(
+            "every sample came back without a token: nothing can be trained on. Give the base "
+            "model's own tokenizer (--tokenizer), or another model"
+        )
     longest = sorted(rows, key=lambda row: len(row.tokens))
     return [longest[-1], longest[0]], max(gaps)
 
@@ -125,7 +132,7 @@ async def is_tempered(
     params = replace(_params(backend, seed), temperature=0.5)
     (sample,) = (await client.sample(prompt, params=params)).samples
     scores = (await client.compute_logprobs([*prompt, *sample.tokens])).logprobs[len(prompt) :]
-    return bool(np.abs(scores - sample.logprobs).max() > WARN)
+    return bool(np.abs(scores - sample.logprobs).max(initial=0.0) > WARN)
 
 
 async def is_seeded(backend: Hosted, client: SamplingClient, prompt: list[int], seed: int) -> bool:

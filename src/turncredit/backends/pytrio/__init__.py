@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from turncredit.backends.hosted.addresses import check_address
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Capabilities
 from turncredit.core.settings import check_choices, setting
@@ -49,11 +50,12 @@ class Config:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_address(self.base_url)
         if not 4 <= self.lora_rank <= 64:
             raise ConfigError(f"lora_rank={self.lora_rank}: PyTRIO takes 4 to 64")
         if self.calls_in_flight < 1:
             raise ConfigError(f"calls_in_flight={self.calls_in_flight}: must be at least 1")
-        if self.deadline <= 0 or self.max_seq_len < 2:
+        if not self.deadline > 0 or self.max_seq_len < 2:
             raise ConfigError(
                 f"deadline={self.deadline}, max_seq_len={self.max_seq_len}: both must be positive"
             )

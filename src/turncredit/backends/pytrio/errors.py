@@ -83,5 +83,5 @@ def _by_code(code: str) -> tuple[type[faults.HostedError], str] | None:
     if code in _FULL:
         return faults.CapacityWait, "The service is full; it is worth waiting"
     if code in _UNREACHED:
-        return faults.CapacityWait, "The service cannot be reached: check the network"
+        return faults.Unreached, "The service cannot be reached: check the network"
     return None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turncredit.backends.hosted import faults
-from turncredit.backends.hosted.normalise import prompt_logprobs
+from turncredit.backends.hosted.normalise import check_sampled, check_samples, prompt_logprobs
 from turncredit.backends.pytrio import versions
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.core.errors import BackendError, ConfigError
@@ -59,18 +59,17 @@ class PytrioSamplingClient:
             repeat=True,
             estimate=estimate,
         )
+        usage = self._shared.count(  # whatever the answer is worth
+            Usage(
+                prefill=found.input_tokens or len(ids) * num_samples,
+                cached=None,
+                sampled=sum(len(each.tokens) for each in found.sequences),
+                requests=1,
+            )
+        )
         samples = tuple(_sample(each, params.stop_ids) for each in found.sequences)
-        if len(samples) != num_samples:
-            raise BackendError(f"PyTRIO gave {len(samples)} samples, asked for {num_samples}")
-        usage = Usage(
-            prefill=found.input_tokens or len(ids) * num_samples,
-            cached=None,
-            sampled=sum(len(each.tokens) for each in samples),
-            requests=1,
-        )
-        return SampleResult(
-            samples=samples, snapshot_id=self.snapshot_id, usage=self._shared.count(usage)
-        )
+        check_samples(samples, num_samples, params.max_tokens)
+        return SampleResult(samples=samples, snapshot_id=self.snapshot_id, usage=usage)
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens`; all of them, for the service knows no less.
@@ -85,11 +84,10 @@ class PytrioSamplingClient:
             repeat=True,
             estimate=cost,
         )
+        usage = self._shared.count(cost)
         self._shared.observed["prompt_logprobs"] = len(found) - len(ids)
         return ScoreResult(
-            logprobs=prompt_logprobs(found, len(ids)),
-            snapshot_id=self.snapshot_id,
-            usage=self._shared.count(cost),
+            logprobs=prompt_logprobs(found, len(ids)), snapshot_id=self.snapshot_id, usage=usage
         )
 
     async def close(self) -> None:
@@ -114,6 +112,7 @@ def _sample(found: Any, stop_ids: tuple[int, ...]) -> Sample:
     tokens, logprobs = tuple(found.tokens), tuple(found.logprobs)
     if len(tokens) != len(logprobs):
         raise BackendError(f"PyTRIO gave {len(logprobs)} log-probs for {len(tokens)} tokens")
+    check_sampled(logprobs)
     reason: Literal["stop", "length"] = "stop" if found.stop_reason == "stop" else "length"
     if tokens and tokens[-1] in stop_ids:
         reason = "stop"

@@ -198,12 +198,13 @@ class PytrioTrainingClient:
     def _passed(
         self, data: Sequence[Datum], loss: LossSpec, found: Any, cost: Usage
     ) -> ForwardBackwardOutput:
+        used = self._shared.count(cost)  # whatever the answer is worth
         new = _logprobs(found.loss_fn_outputs, data)
         own = {f"service_{name}": float(value) for name, value in found.metrics.items()}
         return ForwardBackwardOutput(
             logprobs=new,
             metrics={**own, **tally(data, new, loss)},
-            usage=self._shared.count(cost),
+            usage=used,
         )
 
     def _stepped(self, found: Any) -> Mapping[str, float]:
@@ -259,9 +260,12 @@ class PytrioTrainingClient:
             raise  # refused: nothing was changed
         except faults.StateUncertain as error:
             self._lost = str(error)
+            self._shared.calls.abandon(cost)
             raise
         except BackendError as error:
             self._lost = str(error)
+            if not isinstance(error, faults.CallTimeout):  # which is counted already
+                self._shared.calls.abandon(cost)
             raise faults.uncertain("PyTRIO", what, str(error)) from error
         except asyncio.CancelledError:
             self._lost = f"{what} was cancelled on the way"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from turncredit.backends.hosted.addresses import check_address
 from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Capabilities
 from turncredit.core.settings import check_choices, setting
@@ -48,6 +49,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_address(self.base_url)
         if self.sampler_kind == "inflight":
             raise ConfigError(
                 'sampler_kind="inflight": such a sampler changes its weights while it is used, but '
@@ -56,7 +58,7 @@ class Config:
         for name in ("lora_rank", "calls_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.deadline <= 0:
+        if not self.deadline > 0:
             raise ConfigError(f"deadline={self.deadline}: must be positive")
         if not (self.train_mlp or self.train_attn or self.train_unembed):
             raise ConfigError("train_mlp, train_attn and train_unembed are all off: train one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
+_FAREWELL_S = 10.0
 _LOCAL = ("http://127.0.0.1", "http://localhost")
 
 
@@ -163,10 +165,13 @@ class TinkerBackend:
         self._link.close()
         if service is None:
             return
-        if hasattr(service, "close"):
-            await sdk.settled(service.close("success"))
-        else:
+        if not hasattr(service, "close"):
             service.holder.close()
+            return
+        # A service that cannot be reached ends the session by itself: nobody waits for its answer.
+        with contextlib.suppress(TimeoutError, Exception):
+            async with asyncio.timeout(_FAREWELL_S):
+                await sdk.settled(service.close("success"))
 
     async def _open(self) -> Any:
         """The session, begun at the first call: it asks for the key and reaches the service."""

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from turncredit.backends.hosted import uris
-from turncredit.backends.hosted.normalise import prescaled, prompt_logprobs
+from turncredit.backends.hosted.normalise import (
+    check_sampled,
+    check_samples,
+    prescaled,
+    prompt_logprobs,
+)
 from turncredit.backends.hosted.shift import Shifted, shift, spread
 from turncredit.backends.hosted.tally import tally, window
 from turncredit.backends.tinker import sdk
@@ -54,14 +59,10 @@ class TinkerSamplingClient:
             stop=list(params.stop_ids),
         )
         response = await self._ask("sampling", ids, num_samples, asked)
+        usage = self._count(response, len(ids), num_samples)  # whatever the answer is worth
         samples = tuple(_sample(sequence) for sequence in response.sequences)
-        if len(samples) != num_samples:
-            raise BackendError(f"asked for {num_samples} samples, got {len(samples)}")
-        return SampleResult(
-            samples=samples,
-            snapshot_id=self.snapshot_id,
-            usage=self._count(response, len(ids), num_samples, samples),
-        )
+        check_samples(samples, num_samples, params.max_tokens)
+        return SampleResult(samples=samples, snapshot_id=self.snapshot_id, usage=usage)
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN.
@@ -82,15 +83,13 @@ class TinkerSamplingClient:
             # The server scored everything instead, and the SDK refuses that: ask for everything.
             self._link.suffix_scoring = False
             return await self.compute_logprobs(ids, last_n=last_n)
-        found = response.prompt_logprobs
+        usage, found = self._count(response, len(ids), 1), response.prompt_logprobs
         if found is None:
             raise BackendError("the service gave no log-probs of the prompt: it cannot score")
         self._link.observed["prompt_logprobs"] = len(found) - len(ids)
         scores = np.array(prompt_logprobs(found, len(ids)))
         if last_n is not None:
             scores[: len(ids) - last_n] = np.nan
-        samples = tuple(_sample(sequence) for sequence in response.sequences)
-        usage = self._count(response, len(ids), 1, samples)
         return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
 
     async def close(self) -> None:
@@ -114,13 +113,13 @@ class TinkerSamplingClient:
             raise ConfigError("no tokens: a prompt needs at least one")
         return ids
 
-    def _count(self, response: Any, length: int, count: int, samples: Sequence[Sample]) -> Usage:
+    def _count(self, response: Any, length: int, count: int) -> Usage:
         hits = int(response.prompt_cache_hit_tokens or 0)
         return self._link.meter.add(
             Usage(
                 prefill=length - hits,
                 cached=hits + (count - 1) * length,
-                sampled=sum(len(sample.tokens) for sample in samples),
+                sampled=sum(len(sequence.tokens) for sequence in response.sequences),
                 requests=1,
             )
         )
@@ -128,9 +127,12 @@ class TinkerSamplingClient:
 
 def _sample(sequence: Any) -> Sample:
     tokens, logprobs = list(sequence.tokens), sequence.logprobs
+    if not tokens:
+        logprobs = ()  # of an empty answer none may come
     if logprobs is None or len(logprobs) != len(tokens):
         got = "none" if logprobs is None else len(logprobs)
         raise BackendError(f"{len(tokens)} sampled tokens came with {got} log-probs")
+    check_sampled(logprobs)
     return Sample(
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
@@ -283,6 +285,7 @@ class TinkerTrainingClient:
         )
 
     def _passed(self, data: Sequence[Datum], loss: LossSpec, out: Any) -> ForwardBackwardOutput:
+        used = self._link.meter.add(_trained(data))  # whatever the answer is worth
         if len(out.loss_fn_outputs) != len(data):
             raise BackendError(f"{len(data)} rows sent, {len(out.loss_fn_outputs)} came back")
         found = [np.asarray(one["logprobs"].data) for one in out.loss_fn_outputs]
@@ -290,7 +293,7 @@ class TinkerTrainingClient:
         return ForwardBackwardOutput(
             logprobs=logprobs,
             metrics=tally(data, logprobs, loss),
-            usage=self._link.meter.add(_trained(data)),
+            usage=used,
         )
 
     def _stepped(self, out: Any) -> Mapping[str, float]:

@@ -31,6 +31,8 @@ def translated(error: Exception, what: str, *, training: bool = False) -> Turncr
     kind = _kind(error, _status(error))
     if training and kind in (None, faults.CallTimeout, faults.StateUncertain):
         return faults.uncertain("Tinker", what, _plain(error))
+    if kind is None and _unreached(error):
+        return faults.Unreached(text)
     if kind is None:
         return BackendError(text, retryable=_transient(error))
     return kind(text)
@@ -78,6 +80,12 @@ def _transient(error: Exception) -> bool:
         names
         & {"APIConnectionError", "InternalServerError", "RequestFailedError", "RetryableException"}
     ) or isinstance(error, ConnectionError)
+
+
+def _unreached(error: Exception) -> bool:
+    """The connection broke, before or after the work was done."""
+    names = {each.__name__ for each in type(error).__mro__}
+    return "APIConnectionError" in names or isinstance(error, ConnectionError)
 
 
 def _plain(error: Exception) -> str:

@@ -75,6 +75,8 @@ class Link:
             return await self._run(what, call, estimate=estimate, training=True)
         except faults.StateUncertain as error:
             self._broken = str(error)
+            if not isinstance(error.__cause__, faults.CallTimeout):  # which is counted already
+                self.calls.abandon(estimate)
             raise
         except BackendError as error:
             if joint:

@@ -1,0 +1,109 @@
+"""The supervised stage on a service: probed, counted and limited as any training is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_rig import PRICES, SERVICES, TOKENIZER, Heard, Rehearsed, ServiceName, rehearsed
+
+from turncredit import config
+from turncredit.backends.loopback.muscle import Quirks
+from turncredit.cli.sft import reopen, supervise
+from turncredit.core.errors import ConfigError, TurncreditError
+from turncredit.loop import sft_parts, sft_settings
+from turncredit.loop.sft_settings import Settings
+from turncredit.record.runlog import RunFolder
+
+
+@pytest.fixture(params=SERVICES)
+def service(request: pytest.FixtureRequest) -> ServiceName:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SERVICES:
+        where = f"turncredit.backends.{name}.backend.open_tokenizer"
+        try:
+            monkeypatch.setattr(where, lambda *_: TOKENIZER)
+        except (ImportError, AttributeError):
+            continue
+
+
+def chosen(made: Rehearsed, folder: Path, **changes: Any) -> Settings:
+    (folder / "prices.toml").write_text(PRICES)
+    own = {
+        "env": {"name": "toy"},
+        "backend": {"name": made.name, "base_model": "table", "base_url": made.server.url},
+        "schedule": {"max_steps": 4, "runs_dir": str(folder), "run_name": "run"},
+        "optim": {"learning_rate": 0.5},
+        "sft": {"batch": 4, "demonstrations": 12},
+        "log": {"prices": str(folder / "prices.toml")},
+    }
+    return sft_settings.build(config.merge(own, changes))
+
+
+def learn(settings: Settings, heard: Heard, folder: RunFolder | None = None) -> RunFolder:
+    parts = sft_parts.open_parts(settings)
+    return asyncio.run(supervise(settings, parts, heard, folder=folder))
+
+
+@pytest.mark.timeout(400)
+def test_what_it_may_cost_is_kept_and_it_goes_on_with_more(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    for name in ("free", "paid"):
+        (tmp_path / name).mkdir()
+    with rehearsed(service, tmp_path / "free") as made:
+        whole = learn(chosen(made, tmp_path / "free"), Heard())
+        assert (whole.spent() or {})["amount"] == pytest.approx(made.billed)
+        limit = 0.8 * made.billed
+    heard = Heard()
+    with rehearsed(service, tmp_path / "paid") as made:
+        folder = learn(chosen(made, tmp_path / "paid", log={"max_cost": limit}), heard)
+        assert any("larger --max-cost" in note for note in heard.notes)
+        assert made.billed <= limit
+        done = len(folder.metrics())
+        assert 0 < done < 4
+        assert [row["step"] for row in folder.checkpoints()] == [done]
+        folder, settings = reopen(folder.path, {"max_cost": 100.0})
+        learn(settings, heard, folder)
+    losses = [[row["sft/loss"] for row in each.metrics()] for each in (whole, folder)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+@pytest.mark.timeout(400)
+def test_the_gradient_is_the_mean_per_token_whatever_the_service_divides_by(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    norms = []
+    for name in ("token_sum", "token_mean", "advantage_token_mean", "row_mean"):
+        (tmp_path / name).mkdir()
+        with rehearsed(service, tmp_path / name, quirks=Quirks(reduction=name)) as made:  # type: ignore[arg-type]
+            folder = learn(chosen(made, tmp_path / name, schedule={"max_steps": 2}), Heard())
+        norms.append([row["train/grad_norm"] for row in folder.metrics()])
+        assert folder.probes()[0]["reduction"] == name
+    for other in norms[1:]:
+        assert other == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_a_service_that_loses_the_weights_is_refused(tmp_path: Path) -> None:
+    with (
+        rehearsed("tinker", tmp_path, quirks=Quirks(reduction="sequence_mean")) as made,
+        pytest.raises(ConfigError, match="another backend for the supervised stage"),
+    ):
+        learn(chosen(made, tmp_path), Heard())
+
+
+def test_it_may_reach_its_service_in_another_way(service: ServiceName, tmp_path: Path) -> None:
+    with rehearsed(service, tmp_path) as made:
+        folder = learn(chosen(made, tmp_path, schedule={"max_steps": 1}), Heard())
+    with rehearsed(service, tmp_path) as made:
+        folder, settings = reopen(folder.path, {"base_url": made.server.url, "max_steps": 2})
+        learn(settings, Heard(), folder)
+    assert [row["step"] for row in folder.checkpoints()] == [1, 2]
+    with pytest.raises(TurncreditError, match="cannot take --lora-rank"):
+        reopen(folder.path, {"lora_rank": 8})
