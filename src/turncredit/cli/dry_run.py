@@ -45,7 +45,7 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
     if known is not None:
         needs_teacher = run.method.load("method").target.NEEDS_TEACHER
         check_backend(run, known, teacher=needs_teacher)
-    price = _price(run.backend.name, run.backend.config, run.log.prices)
+    price, unpriced = _price(run.backend.name, run.backend.config, run.log.prices)
     schedule = run.schedule
     each = schedule.tasks_per_update * schedule.group_size
     left = schedule.max_steps - done
@@ -70,7 +70,7 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         )
         columns = {"likely": likely, "at most": most}
         assumed = _assumed(found, plans[0].turns, game)
-    _print(columns, price, run.backend.name, run.backend.config)
+    _print(columns, price, unpriced)
     if assumed:
         print(assumed)
     _print_limit(run, columns, price, left)
@@ -80,7 +80,7 @@ def evaluation(
     backend: str, config: Any, environment: Environment, panel: Panel, game: Game, prices: str
 ) -> None:
     """Print the forecast of an evaluation."""
-    price = _price(backend, config, prices)
+    price, unpriced = _price(backend, config, prices)
     print(f"dry run: {len(panel.tasks)} games on {backend}. Nothing was called")
     found = asyncio.run(forecast.texts(environment, panel.tasks, game))
     plans = forecast.plans(found, game, trajectories=len(panel.tasks), group=1)
@@ -89,12 +89,14 @@ def evaluation(
         name: forecast.tokens(replace(plan, trained=0.0), cached=cached and name == "likely")
         for name, plan in zip(("likely", "at most"), plans, strict=True)
     }
-    _print(columns, price, backend, config)
+    _print(columns, price, unpriced)
     print(_assumed(found, plans[0].turns, game))
 
 
-def _price(backend: str, config: Any, prices: str) -> Price | None:
-    return read_prices(prices).find(backend, getattr(config, "base_model", ""))
+def _price(backend: str, config: Any, prices: str) -> tuple[Price | None, str]:
+    """The price, and what to say where there is none."""
+    known, model = read_prices(prices), getattr(config, "base_model", "")
+    return known.find(backend, model), missing(backend, model, known)
 
 
 def _caches(price: Price | None, known: Capabilities | None) -> bool:
@@ -118,15 +120,13 @@ def _assumed(found: forecast.Texts, turns: float, game: Game) -> str:
     )
 
 
-def _print(
-    columns: Mapping[str, Mapping[str, int]], price: Price | None, backend: str, config: Any
-) -> None:
+def _print(columns: Mapping[str, Mapping[str, int]], price: Price | None, unpriced: str) -> None:
     width = max(12, *(len(name) + 2 for name in columns))
     print(f"  {'tokens':18}" + "".join(f"{name:>{width}}" for name in columns))
     for kind, label in _ROWS.items():
         print(f"  {label:18}" + "".join(f"{short(c[kind]):>{width}}" for c in columns.values()))
     if price is None:
-        print(f"  money: unknown: {missing(backend, getattr(config, 'base_model', ''))}")
+        print(f"  money: unknown: {unpriced}")
         return
     amounts = [forecast.money(counted, price) for counted in columns.values()]
     cells = "".join(f"{amount:>{width},.2f}" for amount in amounts)

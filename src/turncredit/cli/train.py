@@ -153,7 +153,8 @@ def check_limit(settings: Run) -> None:
     model = getattr(backend.config, "base_model", "")
     if settings.log.max_cost is not None and prices.find(backend.name, model) is None:
         raise ConfigError(
-            f"max_cost={settings.log.max_cost:g} cannot be kept: {missing(backend.name, model)}"
+            f"max_cost={settings.log.max_cost:g} cannot be kept: "
+            f"{missing(backend.name, model, prices)}"
         )
 
 
