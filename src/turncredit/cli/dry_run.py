@@ -49,18 +49,21 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
     schedule = run.schedule
     each = schedule.tasks_per_update * schedule.group_size
     left = schedule.max_steps - done
+    tasks = schedule.tasks_per_update
     print(
-        f"dry run: {left} updates of {schedule.tasks_per_update} tasks x {schedule.group_size} "
-        f"trajectories, method {run.method.name}, on {run.backend.name}. Nothing was called"
+        f"dry run: {left} update{'s' * (left != 1)} of {tasks} task{'s' * (tasks != 1)} x "
+        f"{schedule.group_size} trajectories, method {run.method.name}, on {run.backend.name}. "
+        "Nothing was called"
     )
     if like:
         columns = {f"as in {like}": _as_in(Path(like), left * each)}
         assumed = ""
     else:
         environment: Environment = run.env.load("env").create(run.env.config)
-        tasks = environment.tasks(schedule.train_split)
         game = forecast.game_of(run)
-        found = asyncio.run(forecast.texts(environment, tasks, game))
+        found = asyncio.run(
+            forecast.texts(environment, environment.tasks(schedule.train_split), game)
+        )
         rest = run if left == schedule.max_steps else run.with_steps(max(1, left))
         plans = forecast.of_training(rest, found)
         cached = _caches(price, known)
@@ -69,7 +72,10 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
             for n, plan in enumerate(plans)
         )
         columns = {"likely": likely, "at most": most}
-        assumed = _assumed(found, plans[0].turns, game)
+        assumed = (
+            f"{_assumed(found, plans[0].turns, game)}, every group trained on. A rehearsal tells "
+            "more: run it small, then --dry-run RUN"
+        )
     _print(columns, price, unpriced)
     if assumed:
         print(assumed)
@@ -90,7 +96,7 @@ def evaluation(
         for name, plan in zip(("likely", "at most"), plans, strict=True)
     }
     _print(columns, price, unpriced)
-    print(_assumed(found, plans[0].turns, game))
+    print(f"{_assumed(found, plans[0].turns, game)}. A few games first: --limit-per-split 2")
 
 
 def _price(backend: str, config: Any, prices: str) -> tuple[Price | None, str]:
@@ -115,8 +121,7 @@ def _assumed(found: forecast.Texts, turns: float, game: Game) -> str:
     return (
         f"likely: {turns:.0f} turns a game, {found.prompt:.0f} tokens before the first and "
         f"{found.turn:.0f} shown by each (texts of random games). At most: {game.turns} turns and "
-        f"{game.tokens:,} tokens, every group trained on. A rehearsal tells more: run it small, "
-        "then --dry-run RUN"
+        f"{game.tokens:,} tokens"
     )
 
 

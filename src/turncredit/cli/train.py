@@ -188,7 +188,8 @@ def train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts | N
     tracker = open_trackers(_mirrors(settings), about)
     schedule = settings.schedule
     listener.note(
-        f"{folder.path}: {schedule.max_steps} updates of {schedule.tasks_per_update} tasks x "
+        f"{folder.path}: {schedule.max_steps} update{'s' * (schedule.max_steps != 1)} of "
+        f"{schedule.tasks_per_update} task{'s' * (schedule.tasks_per_update != 1)} x "
         f"{schedule.group_size} trajectories"
     )
 
