@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from turncredit import config
@@ -25,6 +27,12 @@ def test_the_readmes_commands_are_real() -> None:
         parser = cli.parser_for(name, argv)
         if "--help" not in argv:
             parser.parse_args(argv)
+
+
+def test_the_package_is_a_command() -> None:
+    command = [sys.executable, "-m", "turncredit", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("turncredit ")
 
 
 def test_no_placeholder_is_left() -> None:

@@ -9,6 +9,7 @@ import pytest
 from turncredit.cli.costs import duration, lines, short
 from turncredit.cli.main import main
 from turncredit.record.ledger import Ledger
+from turncredit.record.runlog import RunFolder
 
 TOKENS = {
     "unique": 1_000_000,
@@ -93,6 +94,30 @@ def test_a_run_is_priced_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["costs", place, "--service", "tinker"]) == 0
     assert "Qwen/Qwen3-8B" in capsys.readouterr().out
     assert main(["costs", str(tmp_path / "nothing")]) == 2
+
+
+def test_what_a_run_counted_stands_unless_a_price_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[[price]]\nservice = "tabular"\ncurrency = "EUR"\nhour = 3600\n')
+    words = ["train", "--recipe", "toy-grpo", "--runs-dir", str(tmp_path), "--run-name", "run"]
+    words += ["--max-steps", "1", "--tasks-per-update", "2", "--prices", str(file)]
+    assert main(words) == 0
+    folder = RunFolder.open(tmp_path / "run")
+    spent = folder.spent()
+    assert spent is not None
+    folder.write_spent({**spent, "amount": 1e6})  # as after an attempt that was lost
+    capsys.readouterr()
+    assert main(["costs", str(folder.path)]) == 0
+    out = capsys.readouterr().out
+    assert "EUR by tabular * (your own table), as the run counted it" in out
+    assert "spent    1e+06 EUR in all, lost work included" in out
+    file.write_text('[[price]]\nservice = "tabular"\ncurrency = "USD"\nhour = 1\n')
+    assert main(["costs", str(folder.path), "--prices", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "USD by tabular * (your own table)\n" in out
+    assert "spent" not in out
 
 
 def test_one_wrong_name_hides_no_other_run(

@@ -79,6 +79,20 @@ def test_a_limit_nobody_can_keep_is_refused_before_a_folder_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_table_for_another_model_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[[price]]\nservice = "tabular"\nmodel = "another"\nhour = 1\n')
+    flags = ["train", "--recipe", "toy-agentopsd", "--prices", str(file)]
+    assert main([*flags, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "an entry without model is for all" in out
+    assert "another" in out
+    assert main([*flags, "--max-cost", "1", "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert "an entry without model is for all" in capsys.readouterr().err
+
+
 def test_faults_in_words() -> None:
     from turncredit.backends.loopback.faults import parse
 

@@ -54,6 +54,24 @@ def test_a_model_plays(tmp_path: Path) -> None:
     assert settings["seed"] == 42
 
 
+def test_the_weights_of_a_run_are_named_as_they_were_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run may go on: an evaluation then continues by the same weights, or not at all."""
+    train = ["train", "--recipe", "toy-grpo", "--runs-dir", str(tmp_path), "--run-name", "run"]
+    assert main([*train, "--max-steps", "1", "--tasks-per-update", "2"]) == 0
+    run, file = tmp_path / "run", tmp_path / "a.jsonl"
+    args = ["eval", "--recipe", "toy-grpo", "--limit-per-split", "3", "--model-path", str(run)]
+    assert main([*args, "--output", str(file)]) == 0
+    weights = str(run / "checkpoints" / "step-000001" / "sampler.npz")
+    assert f"policy: {weights}" in capsys.readouterr().err
+    rows = [json.loads(line) for line in file.read_bytes().splitlines()]
+    assert {row["settings"]["policy"]["model_path"] for row in rows} == {weights}
+    file.write_text("\n".join(json.dumps(row) for row in rows[:1]) + "\n")
+    assert main(["train", "--resume", str(run), "--max-steps", "2"]) == 0
+    assert main([*args, "--output", str(file), "--resume"]) == 2
+
+
 def test_a_path_of_weights_needs_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_what_may_have_been_meant_is_named() -> None:
     text = missing("tinker", "household-tiny", prices)
     assert "Did you mean" not in text
     models = [price.model for price in prices.entries if price.service == "tinker"]
+    assert "an entry without model is for all" in text
     assert text.endswith(f"that has one (costs RUN --model): {', '.join(models)}")
 
 

@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the costs of each run that can be read; what is wrong with the others is said."""
     prices, failed = read_prices(args.prices), 0
+    named = bool(args.prices or args.service or args.model)
     for place in args.runs:
         try:
-            text = _costs(place, prices, args.service, args.model)
+            text = _costs(place, prices, args.service, args.model, named=named)
         except DataError as error:
             print(f"turncredit: {error}", file=sys.stderr)
             failed += 1
@@ -42,7 +43,16 @@ def run(args: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
-def _costs(place: str, prices: Prices, service: str, model: str) -> list[str]:
+def _costs(place: str, prices: Prices, service: str, model: str, *, named: bool) -> list[str]:
+    """Lines for one run.
+
+    Args:
+        place: its folder.
+        prices: to count by.
+        service: as if it had run there; empty: its own.
+        model: as if it had been this one; empty: its own.
+        named: a price was asked for; else money stands as the run counted it, where it did.
+    """
     folder = RunFolder.open(place)
     backend = folder.config().get("backend")
     if not isinstance(backend, dict):
@@ -50,8 +60,19 @@ def _costs(place: str, prices: Prices, service: str, model: str) -> list[str]:
     service = service or backend.get("name", "")
     model = model or backend.get("base_model", "")
     totals = Ledger.resume(folder.ledger()).totals()
-    price = prices.find(service, model)
-    return lines(priced(totals, price), str(price or missing(service, model, prices)))
+    price, spent = prices.find(service, model), folder.spent() or {}
+    own = (totals.get("money") or {}).get("amount", 0.0)
+    if named or not (totals.get("money") or spent):
+        text = lines(priced(totals, price), str(price or missing(service, model, prices)))
+    else:
+        by = spent.get("price", "the prices it had")
+        unknown = "some updates, or all, were counted without a price; name one with --prices FILE"
+        text = lines(totals, f"{by}, as the run counted it" if totals.get("money") else unknown)
+    if not named and spent and spent["amount"] > 1.001 * own:
+        text.append(
+            f"  spent    {spent['amount']:.4g} {spent['currency']} in all, lost work included"
+        )
+    return text
 
 
 def priced(totals: Mapping[str, Any], price: Price | None) -> dict[str, Any]:

@@ -45,22 +45,25 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
     if known is not None:
         needs_teacher = run.method.load("method").target.NEEDS_TEACHER
         check_backend(run, known, teacher=needs_teacher)
-    price = _price(run.backend.name, run.backend.config, run.log.prices)
+    price, unpriced = _price(run.backend.name, run.backend.config, run.log.prices)
     schedule = run.schedule
     each = schedule.tasks_per_update * schedule.group_size
     left = schedule.max_steps - done
+    tasks = schedule.tasks_per_update
     print(
-        f"dry run: {left} updates of {schedule.tasks_per_update} tasks x {schedule.group_size} "
-        f"trajectories, method {run.method.name}, on {run.backend.name}. Nothing was called"
+        f"dry run: {left} update{'s' * (left != 1)} of {tasks} task{'s' * (tasks != 1)} x "
+        f"{schedule.group_size} trajectories, method {run.method.name}, on {run.backend.name}. "
+        "Nothing was called"
     )
     if like:
         columns = {f"as in {like}": _as_in(Path(like), left * each)}
         assumed = ""
     else:
         environment: Environment = run.env.load("env").create(run.env.config)
-        tasks = environment.tasks(schedule.train_split)
         game = forecast.game_of(run)
-        found = asyncio.run(forecast.texts(environment, tasks, game))
+        found = asyncio.run(
+            forecast.texts(environment, environment.tasks(schedule.train_split), game)
+        )
         rest = run if left == schedule.max_steps else run.with_steps(max(1, left))
         plans = forecast.of_training(rest, found)
         cached = _caches(price, known)
@@ -69,8 +72,11 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
             for n, plan in enumerate(plans)
         )
         columns = {"likely": likely, "at most": most}
-        assumed = _assumed(found, plans[0].turns, game)
-    _print(columns, price, run.backend.name, run.backend.config)
+        assumed = (
+            f"{_assumed(found, plans[0].turns, game)}, every group trained on. A rehearsal tells "
+            "more: run it small, then --dry-run RUN"
+        )
+    _print(columns, price, unpriced)
     if assumed:
         print(assumed)
     if known is not None and not known.cached_token_counts:
@@ -83,7 +89,7 @@ def evaluation(
     backend: str, config: Any, environment: Environment, panel: Panel, game: Game, prices: str
 ) -> None:
     """Print the forecast of an evaluation."""
-    price = _price(backend, config, prices)
+    price, unpriced = _price(backend, config, prices)
     print(f"dry run: {len(panel.tasks)} games on {backend}. Nothing was called")
     found = asyncio.run(forecast.texts(environment, panel.tasks, game))
     plans = forecast.plans(found, game, trajectories=len(panel.tasks), group=1)
@@ -92,12 +98,14 @@ def evaluation(
         name: forecast.tokens(replace(plan, trained=0.0), cached=cached and name == "likely")
         for name, plan in zip(("likely", "at most"), plans, strict=True)
     }
-    _print(columns, price, backend, config)
-    print(_assumed(found, plans[0].turns, game))
+    _print(columns, price, unpriced)
+    print(f"{_assumed(found, plans[0].turns, game)}. A few games first: --limit-per-split 2")
 
 
-def _price(backend: str, config: Any, prices: str) -> Price | None:
-    return read_prices(prices).find(backend, getattr(config, "base_model", ""))
+def _price(backend: str, config: Any, prices: str) -> tuple[Price | None, str]:
+    """The price, and what to say where there is none."""
+    known, model = read_prices(prices), getattr(config, "base_model", "")
+    return known.find(backend, model), missing(backend, model, known)
 
 
 def _caches(price: Price | None, known: Capabilities | None) -> bool:
@@ -120,20 +128,17 @@ def _assumed(found: forecast.Texts, turns: float, game: Game) -> str:
     return (
         f"likely: {turns:.0f} turns a game, {found.prompt:.0f} tokens before the first and "
         f"{found.turn:.0f} shown by each (texts of random games). At most: {game.turns} turns and "
-        f"{game.tokens:,} tokens, every group trained on. A rehearsal tells more: run it small, "
-        "then --dry-run RUN"
+        f"{game.tokens:,} tokens"
     )
 
 
-def _print(
-    columns: Mapping[str, Mapping[str, int]], price: Price | None, backend: str, config: Any
-) -> None:
+def _print(columns: Mapping[str, Mapping[str, int]], price: Price | None, unpriced: str) -> None:
     width = max(12, *(len(name) + 2 for name in columns))
     print(f"  {'tokens':18}" + "".join(f"{name:>{width}}" for name in columns))
     for kind, label in _ROWS.items():
         print(f"  {label:18}" + "".join(f"{short(c[kind]):>{width}}" for c in columns.values()))
     if price is None:
-        print(f"  money: unknown: {missing(backend, getattr(config, 'base_model', ''))}")
+        print(f"  money: unknown: {unpriced}")
         return
     amounts = [forecast.money(counted, price) for counted in columns.values()]
     cells = "".join(f"{amount:>{width},.2f}" for amount in amounts)

@@ -198,6 +198,10 @@ async def _model(
     args: argparse.Namespace, environment: Environment, backend: Backend, chosen: Chosen
 ) -> ModelPlayer:
     tokens = _token_budget(args.max_trajectory_tokens, backend)  # before anything is loaded
+    # A run that goes on has newer weights later: what is judged is these, by name.
+    weights = str(sampler_weights(args.model_path)) if args.model_path else None
+    base = getattr(chosen.config, "base_model", chosen.name)
+    print(f"policy: {weights or base}", file=sys.stderr)
     return ModelPlayer(
         environment=environment,
         chat=Chat(
@@ -206,9 +210,7 @@ async def _model(
             max_turns=args.max_turns,
             include_admissible_actions=args.include_admissible_actions,
         ),
-        client=await backend.create_sampling_client(
-            model_path=sampler_weights(args.model_path) if args.model_path else None
-        ),
+        client=await backend.create_sampling_client(model_path=weights),
         limits=Limits(
             max_turns=args.max_turns,
             max_trajectory_tokens=tokens,
@@ -219,7 +221,7 @@ async def _model(
         ),
         identity={
             "backend": {"name": chosen.name, **asdict(chosen.config)},
-            "model_path": args.model_path,
+            "model_path": weights,
         },
     )
 

@@ -6,9 +6,11 @@ Nothing leaves the machine, and nothing is paid; the policy is that of the `loca
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             quirks=Quirks(reduction=args.reduction),
         )
         held.enter_context(made.server)
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), _ended_alike():
             print(_greeting(args.service, made.server.url, config), flush=True)
             threading.Event().wait()
         model = args.priced_as or config.base_model
@@ -77,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
             f"trained {used.trained:,}"
         )
         bill = f"{price.of(tokens, 0.0):.4g} {price.currency} by {price}" if price else None
-        print(f"would have cost {bill or 'an unknown amount: ' + missing(args.service, model)}")
+        unknown = missing(args.service, model, prices)
+        print(f"would have cost {bill or f'an unknown amount: {unknown}'}")
     return 0
 
 
@@ -87,6 +90,23 @@ def policy(given: dict[str, Any]) -> local.Config:
     return coerce(local.Config, {k: v for k, v in given.items() if k in known}, "policy")
 
 
+@contextmanager
+def _ended_alike() -> Iterator[None]:
+    """`kill` ends it as Ctrl-C does: with the bill, and without leaving a folder behind."""
+
+    def told(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _greeting(service: str, url: str, config: local.Config) -> str:
     flags = f"--backend {service} --base-url {url} --base-model {config.base_model}"
     if config.lora_rank != 32:
@@ -94,5 +114,5 @@ def _greeting(service: str, url: str, config: local.Config) -> str:
     return (
         f"{service} on {url}, with {config.base_model} inside. In another terminal:\n"
         f"  turncredit train {flags} --recipe household-agentopsd --max-steps 2\n"
-        "Ctrl-C ends it and prints the bill."
+        "Ctrl-C (or kill) ends it and prints the bill."
     )

@@ -154,7 +154,8 @@ def check_limit(settings: Run | Settings) -> None:
     model = getattr(backend.config, "base_model", "")
     if settings.log.max_cost is not None and prices.find(backend.name, model) is None:
         raise ConfigError(
-            f"max_cost={settings.log.max_cost:g} cannot be kept: {missing(backend.name, model)}"
+            f"max_cost={settings.log.max_cost:g} cannot be kept: "
+            f"{missing(backend.name, model, prices)}"
         )
 
 
@@ -188,7 +189,8 @@ def train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts | N
     tracker = open_trackers(_mirrors(settings), about)
     schedule = settings.schedule
     listener.note(
-        f"{folder.path}: {schedule.max_steps} updates of {schedule.tasks_per_update} tasks x "
+        f"{folder.path}: {schedule.max_steps} update{'s' * (schedule.max_steps != 1)} of "
+        f"{schedule.tasks_per_update} task{'s' * (schedule.tasks_per_update != 1)} x "
         f"{schedule.group_size} trajectories"
     )
 

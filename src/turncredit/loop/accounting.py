@@ -55,7 +55,7 @@ class Accounts:
             self._meter.listen(self._charge)
         self._booked = backend.usage()  # by a backend without a meter
         self.budget = Budget(
-            self._price, limit, backend.usage, unpriced=missing(backend.name, model)
+            self._price, limit, backend.usage, unpriced=missing(backend.name, model, prices)
         )
         self._dearest = 0.0  # of all updates so far
         self._reads: defaultdict[_Purpose, Reads] = defaultdict(Reads)

@@ -146,15 +146,18 @@ class Trainer:
             self._listener.costs(totals, self._accounts.priced)
         if isinstance(backend, RemoteBackend) and (given_up := backend.abandoned())[0]:
             calls, usage = given_up
+            them = "call was given up while the service had it"
+            if calls != 1:
+                them = "calls were given up while the service had them"
             self._listener.note(
-                f"{calls} calls were given up while the service had them, and may be billed: up to "
+                f"{calls} {them}, and may be billed: up to "
                 f"{usage.prefill} tokens read, {usage.sampled} sampled, {usage.trained} trained"
             )
         booked = (totals.get("money") or {}).get("amount", 0.0)
         if budget.price and budget.spent > 1.001 * booked:
             self._listener.note(
                 f"spent in all {budget.spent:.4g} {budget.price.currency}, "
-                f"{budget.spent - booked:.4g} of it beside these updates"
+                f"{budget.spent - booked:.4g} of it outside of whole updates (lost work, saving)"
             )
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────

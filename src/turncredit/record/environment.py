@@ -18,6 +18,8 @@ PACKAGES = (
     "peft",
     "safetensors",
     "tokenizers",
+    "pytrio",
+    "tinker",
     "textworld",
     "alfworld",
 )

@@ -114,7 +114,10 @@ def missing(service: str, model: str, known: Prices | None = None) -> str:
     text = f"no price is known for {what}; give yours with --prices FILE"
     if models := dict.fromkeys(price.model for price in entries if price.service == service):
         priced = ", ".join(models)
-        return f"{text}, or count as if by a model that has one (costs RUN --model): {priced}"
+        return (
+            f"{text} (an entry without model is for all models), or count as if by a model that "
+            f"has one (costs RUN --model): {priced}"
+        )
     near = did_you_mean(service, {price.service for price in entries} - {service})
     return f"{text}.{near}" if near else text
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from turncredit.backends import contract
-from turncredit.backends.hosted import uris
+from turncredit.backends.hosted import reach, uris
 from turncredit.backends.hosted.calls import Calls, Counts
 from turncredit.backends.hosted.normalise import shares
 from turncredit.backends.hosted.tokenizers import open_tokenizer
@@ -24,8 +24,6 @@ from turncredit.core.errors import ConfigError
 from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
-
-_LOCAL = ("http://127.0.0.1", "http://localhost")
 
 
 class PytrioBackend:
@@ -168,6 +166,7 @@ class PytrioBackend:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._service is None:
+                await asyncio.to_thread(reach.check, "pytrio", self.config.base_url)
                 self._service = await self._shared.call(
                     "opening a session", lambda: asyncio.to_thread(self._connect)
                 )
@@ -181,7 +180,7 @@ class PytrioBackend:
             settings["base_url"] = self.config.base_url
         versions.configure(self._trio, settings)
         key = os.environ.get("PYTRIO_API_KEY", "").strip()
-        if not key and self.config.base_url.startswith(_LOCAL):
+        if not key and self.config.base_url.startswith(reach.LOCAL):
             key = "loopback"  # a service on this machine has no accounts
         return self._trio.ServiceClient(api_key=key or None)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from turncredit.backends import contract
-from turncredit.backends.hosted import uris
+from turncredit.backends.hosted import reach, uris
 from turncredit.backends.hosted.calls import Calls
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
@@ -22,7 +22,6 @@ from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
 _FAREWELL_S = 10.0
-_LOCAL = ("http://127.0.0.1", "http://localhost")
 
 
 class TinkerBackend:
@@ -177,6 +176,7 @@ class TinkerBackend:
         """The session, begun at the first call: it asks for the key and reaches the service."""
         async with self._opening:
             if self._service is None:
+                await asyncio.to_thread(reach.check, "tinker", self.config.base_url)
                 self._service = await self._link.ask(
                     "opening a session", lambda: asyncio.to_thread(self._begin)
                 )
@@ -184,7 +184,7 @@ class TinkerBackend:
 
     def _begin(self) -> Any:
         options = {"base_url": self.config.base_url} if self.config.base_url else {}
-        if self.config.base_url.startswith(_LOCAL) and not os.environ.get("TINKER_API_KEY"):
+        if self.config.base_url.startswith(reach.LOCAL) and not os.environ.get("TINKER_API_KEY"):
             options["api_key"] = "tml-loopback"  # a server on this machine has no accounts
         service = self._link.package.ServiceClient(**options)
         _ = service.holder  # made here, in a thread: it blocks until the service has answered
