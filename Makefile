@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo smoke test test-slow test-hosted test-engine test-all check format docs bench bench-quick clean
+.PHONY: demo smoke test test-slow test-hosted test-kills test-engine test-all check format docs bench bench-quick clean
 
 demo: $(VENV)/.local  ## train with turn credit and without, compare on held-out games
 	$(BIN)/turncredit demo --overwrite
@@ -26,12 +26,17 @@ test-hosted: $(CLIENTS:%=test-hosted-%)  ## hosted trainers, every supported cli
 
 test-hosted-%: $(VENV)/clients/%.ok
 	TURNCREDIT_CLIENT=$* $(VENV)/clients/$*/bin/python -m pytest -n 2 --dist worksteal \
-	    -m "not gpu and not live and not engine" tests/hosted
+	    -m "not gpu and not live and not engine and not kills" tests/hosted
+
+# Twenty minutes: trainers and services that die fifty times each.
+test-kills: $(VENV)/clients/pytrio-0.2.9.ok $(VENV)/clients/tinker-0.38.0.ok
+	$(VENV)/clients/pytrio-0.2.9/bin/python -m pytest -m kills tests/hosted
+	$(VENV)/clients/tinker-0.38.0/bin/python -m pytest -m kills tests/hosted
 
 test-engine: $(VENV)/.engine  ## a real third-party server (SkyRL): gigabytes to install, minutes to run
 	$(ENGINE)/bin/python -m pytest -m engine tests/engine
 
-test-all: test test-slow test-hosted
+test-all: test test-slow test-hosted test-kills
 
 check: $(VENV)/.dev  ## lint, format, types, architecture
 	$(BIN)/ruff check .

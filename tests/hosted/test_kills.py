@@ -91,6 +91,7 @@ def test_two_deaths_of_each_lose_and_double_nothing(service: str, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.kills
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.timeout(3600)
 def test_fifty_deaths_of_each_lose_and_double_nothing(service: str, tmp_path: Path) -> None:
