@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def serving(words: Sequence[str]) -> Iterator[str]:
-    """Start it by the words of a page, on a free port, and end it (`kill`); its address."""
+def serving(words: Sequence[str], end: signal.Signals = signal.SIGTERM) -> Iterator[str]:
+    """Start it by the words of a page, on a free port, and end it by a signal; its address."""
     words = [*words, "--threads", "1"]
     words[words.index("--port") + 1] = "0"
     command = [sys.executable, "-m", "turncredit.cli.main", *words]
@@ -23,7 +23,7 @@ def serving(words: Sequence[str]) -> Iterator[str]:
         try:
             yield found[0]
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(end)
             process.wait(60)
         assert "would have cost" in process.stdout.read()
         assert process.returncode == 0

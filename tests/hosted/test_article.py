@@ -9,15 +9,12 @@ import json
 import re
 import shlex
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from serving_rig import serving
 
 pytest.importorskip("torch", reason="the extra local is not installed")
 
@@ -104,25 +101,6 @@ def test_one_step_changes_the_parameters_as_it_does_here(
 # ── its commands ─────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def _serving(service: str) -> Iterator[str]:
-    """`turncredit serve-loopback` in a process of its own; its address."""
-    command = [sys.executable, "-m", "turncredit.cli.main", "serve-loopback", service]
-    with subprocess.Popen(
-        [*command, "--port", "0", "--threads", "1"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
-        assert found is not None
-        try:
-            yield found[0]
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-        assert "requests" in process.stdout.read()
-        assert process.returncode == 0
-
-
 def _smoke() -> list[str]:
     """The page's smoke command on generated games."""
     text = PAGE.read_text("utf-8").replace("\\\n", " ")
@@ -141,7 +119,8 @@ def test_the_smoke_run_of_the_page_ends_with_weights_to_evaluate(
     _sdk(service)
     words = _smoke()
     words[words.index("--backend") + 1] = service
-    with _serving(service) as url:
+    # `kill` ends it in the tests of the pages, Ctrl-C here.
+    with serving(["serve-loopback", service, "--port", "0"], signal.SIGINT) as url:
         words[words.index("--base-url") + 1] = url
         assert turncredit([*words, "--runs-dir", str(tmp_path)]) == 0
         run = tmp_path / "agentopsd-smoke"

@@ -16,11 +16,10 @@ from turncredit.core.types import REFERENCE
 from turncredit.loop.sft_settings import Settings
 from turncredit.record.runlog import RunFolder
 
+Tried = Run | Settings
+
 # What may differ between two probes of one service without any change of it.
 _MEASURED = ("sample_vs_score", "reduction_error", "usage")
-
-
-Tried = Run | Settings
 
 
 async def probed(

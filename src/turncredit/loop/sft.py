@@ -6,7 +6,6 @@ trajectories of step 0), so a run killed anywhere goes on exactly, whatever beca
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from turncredit.core.datum import Datum
-from turncredit.core.errors import ConfigError, DataError, TurncreditError
+from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
 from turncredit.core.types import Group, Trajectory, Usage
-from turncredit.loop import metrics
+from turncredit.loop import ending, metrics
 from turncredit.loop.accounting import Accounts
-from turncredit.loop.budget import BudgetReached
 from turncredit.loop.demonstrations import STORED, stored
 from turncredit.loop.listener import Listener
 from turncredit.loop.probing import tried
@@ -91,16 +89,14 @@ class Supervised:
             done, training = await self._begin()
             if done >= self.steps:
                 self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
-            try:
+
+            async def save(step: int) -> None:
+                await self._save(step, training)
+
+            async with ending.rescued(self._at, save, self._listener, self._folder.path):
                 await self._updates(done, training)
-            except BudgetReached as reached:
-                await self._rescue(training, reached)
-                self._listener.note(f"stopped, to go on with a larger --max-cost: {reached}")
-            except (TurncreditError, OSError, asyncio.CancelledError) as error:
-                await self._rescue(training, error)
-                raise
         finally:
-            self._say_costs()
+            ending.say_costs(self._accounts, self._listener)
 
     async def _updates(self, done: int, training: TrainingClient) -> None:
         for step in range(done + 1, self.steps + 1):
@@ -118,27 +114,6 @@ class Supervised:
         """What the held-out loss costs at most: services sample a token with each scoring."""
         read = sum(len(row.tokens) for row in self._aside)
         return Usage(prefill=read, sampled=len(self._aside), requests=len(self._aside))
-
-    async def _rescue(self, training: TrainingClient, error: BaseException) -> None:
-        """Save the last whole update, if that is what the weights are."""
-        at = self._at
-        if at.made == at.saved:
-            return
-        if not at.is_sound(error):
-            self._listener.note(f"an update was under way: the run goes on from update {at.saved}")
-            return
-        try:
-            await self._save(at.made, training)
-        except (TurncreditError, OSError) as lost:
-            self._listener.note(
-                f"update {at.made} could not be saved ({lost}): the run goes on from {at.saved}"
-            )
-
-    def _say_costs(self) -> None:
-        totals = self._accounts.totals()
-        self._accounts.budget.settle()
-        if totals["steps"]:
-            self._listener.costs(totals, self._accounts.priced)
 
     async def _begin(self) -> tuple[int, TrainingClient]:
         found = self._folder.checkpoints()

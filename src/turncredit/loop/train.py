@@ -6,7 +6,6 @@ No method, environment or backend is named here. Whatever decides a number is a 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +14,12 @@ from typing import Any
 from turncredit.backends import selfcheck
 from turncredit.config import Run
 from turncredit.core.datum import Datum
-from turncredit.core.errors import DataError, TurncreditError
+from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
 from turncredit.core.types import Credit
-from turncredit.loop import metrics
+from turncredit.loop import ending, metrics
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.ahead import Rollouts
-from turncredit.loop.budget import BudgetReached
 from turncredit.loop.chat import Chat
 from turncredit.loop.data import (
     Rows,
@@ -99,18 +97,17 @@ class Trainer:
             schedule = self._run.schedule
             if done >= schedule.max_steps:
                 self._listener.note(f"all {done} updates are made; a larger --max-steps makes more")
-            try:
+
+            async def save(step: int) -> None:
+                await self._rollouts.close()
+                await self._save(step, training, planned=False)
+
+            async with ending.rescued(self._at, save, self._listener, self._folder.path):
                 await self._updates(done, training)
-            except BudgetReached as reached:
-                await self._rescue(training, reached)
-                self._listener.note(f"stopped, to go on with a larger --max-cost: {reached}")
-            except (TurncreditError, OSError, asyncio.CancelledError) as error:
-                await self._rescue(training, error)
-                raise
         finally:
             await self._rollouts.close()
             await self._looking.close()
-            self._say_costs()
+            ending.say_costs(self._accounts, self._listener)
 
     async def _updates(self, done: int, training: TrainingClient) -> None:
         schedule = self._run.schedule
@@ -120,45 +117,6 @@ class Trainer:
             await self._step(step, training, saves=saves)
             if saves:
                 await self._save(step, training)
-
-    async def _rescue(self, training: TrainingClient, error: BaseException) -> None:
-        """Save the last whole update, if that is what the weights are."""
-        await self._rollouts.close()
-        at = self._at
-        if at.made == at.saved:
-            return
-        if not at.is_sound(error):
-            self._listener.note(f"an update was under way: the run goes on from update {at.saved}")
-            return
-        try:
-            await self._save(at.made, training, planned=False)
-        except (TurncreditError, OSError) as lost:
-            self._listener.note(
-                f"update {at.made} could not be saved ({lost}): the run goes on from {at.saved}"
-            )
-
-    def _say_costs(self) -> None:
-        """What it cost, given up and lost work included."""
-        budget, backend = self._accounts.budget, self._accounts.backend
-        budget.settle()
-        totals = self._accounts.totals()
-        if totals["steps"]:
-            self._listener.costs(totals, self._accounts.priced)
-        if isinstance(backend, RemoteBackend) and (given_up := backend.abandoned())[0]:
-            calls, usage = given_up
-            them = "call was given up while the service had it"
-            if calls != 1:
-                them = "calls were given up while the service had them"
-            self._listener.note(
-                f"{calls} {them}, and may be billed: up to "
-                f"{usage.prefill} tokens read, {usage.sampled} sampled, {usage.trained} trained"
-            )
-        booked = (totals.get("money") or {}).get("amount", 0.0)
-        if budget.price and budget.spent > 1.001 * booked:
-            self._listener.note(
-                f"spent in all {budget.spent:.4g} {budget.price.currency}, "
-                f"{budget.spent - booked:.4g} of it outside of whole updates (lost work, saving)"
-            )
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────
 

@@ -168,7 +168,7 @@ class TinkerBackend:
             service.holder.close()
             return
         # A service that cannot be reached ends the session by itself: nobody waits for its answer.
-        with contextlib.suppress(TimeoutError, Exception):
+        with contextlib.suppress(Exception):
             async with asyncio.timeout(_FAREWELL_S):
                 await sdk.settled(service.close("success"))
 
