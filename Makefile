@@ -51,7 +51,7 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.textworld $(VENV)/.bench  ## ratios against the alternatives, in one run each: 25 minutes
+bench: $(VENV)/.textworld $(VENV)/.bench $(VENV)/clients/pytrio-0.2.9.ok $(VENV)/clients/tinker-0.38.0.ok  ## ratios against the alternatives, in one run each: 25 minutes
 	$(BIN)/python benchmarks/all.py
 
 bench-quick: $(VENV)/.bench  ## a small form of the most telling ones: 3 minutes

@@ -24,7 +24,7 @@ memory.py
 update.py --model household-tiny --parts multi single same --rounds 1
 update.py --parts loop --rounds 1
 environments.py
-growth.py --rounds 1
+growth.py
 credit.py
 engine.py
 hosted.py pytrio --quick --scale 0.5
@@ -39,10 +39,20 @@ environments.py --quick
 
 OWN_CLOCK = ("engine.py", "hosted.py")  # CPU time always, and waiting always
 
+# Versions of one SDK exclude each other, so each has an environment of its own (see Makefile).
+CLIENTS = Path(sys.prefix) / "clients"
+CLIENT = {"pytrio": "pytrio-0.2.9", "tinker": "tinker-0.38.0"}
+
 
 def commands(lines: str) -> list[list[str]]:
     """One list of arguments per line; a backslash goes on."""
     return [shlex.split(line) for line in lines.replace("\\\n", " ").splitlines() if line]
+
+
+def python(flags: list[str]) -> str:
+    """The interpreter of a script: that of the SDK it measures, where there is one."""
+    named = [CLIENTS / CLIENT[flag] / "bin" / "python" for flag in flags if flag in CLIENT]
+    return str(named[0]) if named and named[0].exists() else sys.executable
 
 
 def run(command: list[str], clock: str) -> tuple[int, list[str]]:
@@ -52,7 +62,7 @@ def run(command: list[str], clock: str) -> tuple[int, list[str]]:
         flags += ["--clock", clock]
     bars: list[str] = []
     with subprocess.Popen(
-        [sys.executable, "-u", str(HERE / name), *flags], stdout=subprocess.PIPE, text=True
+        [python(flags), "-u", str(HERE / name), *flags], stdout=subprocess.PIPE, text=True
     ) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)

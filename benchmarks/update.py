@@ -24,10 +24,10 @@ from _ours import OFF, Side
 
 NEEDED = {"multi-turn": 3.0, "single-turn": 2.0}
 NEEDED_LOOP = 4.0
-# The article's bill speaks of about 23 turns.
+# The article's bill speaks of groups of 8 and about 23 turns.
 LOOP = {
     "household-tiny": Job(size=8, turns=23, prompt=300, observe=40, act=8, hint=1150),
-    "smollm2-135m": Job(size=4, turns=23, prompt=150, observe=20, act=4, hint=575),
+    "smollm2-135m": Job(size=8, turns=23, prompt=150, observe=20, act=4, hint=575),
 }
 
 
