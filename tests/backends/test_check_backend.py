@@ -24,7 +24,7 @@ TERM_LINES = [f"The term {name} " for name in LOSS_TERMS]
 def failures(backend: Any, folder: Path) -> list[str]:
     results = asyncio.run(check_backend(backend, folder))
     names = " ".join(r.name for r in results)
-    assert len(results) == 16 + len(POLICY_LOSSES) + len(LOSS_TERMS) + 1
+    assert len(results) == 17 + len(POLICY_LOSSES) + len(LOSS_TERMS) + 1
     assert all(line in names for line in TERM_LINES)
     return [f"{r.name}: {r.detail}" for r in results if not r.passed]
 
@@ -173,14 +173,28 @@ def test_distributions_of_another_position_are_caught(
     assert not any(text.startswith("The loss") for text in found)
 
 
+def test_tokens_picked_one_too_late_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(self: Any, tokens: Any, at_N: Any) -> ScoreResult:
+        result = await self.compute_logprobs(tokens)
+        moved = np.full(len(tokens), np.nan)
+        moved[at_N] = np.roll(result.logprobs, 1)[at_N]
+        return replace(result, logprobs=np.nan_to_num(moved, nan=-1.0))
+
+    monkeypatch.setattr(tabular.TableSamplingClient, "pick_logprobs", late, raising=False)
+    (found,) = failures(tabular.create(tabular.Config()), tmp_path)
+    assert "nobody asked for" in found
+
+
 def test_what_is_not_promised_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = Capabilities(losses=frozenset({"ppo"}), exact_resume=True)
     monkeypatch.setattr(tabular.TabularBackend, "capabilities", lambda self: few)
     backend = tabular.create(tabular.Config())
     results = asyncio.run(check_backend(backend, tmp_path))
     assert all(result.passed for result in results)
-    assert len(results) == 17
-    assert sum("not promised" in result.detail for result in results) == 2
+    assert len(results) == 18
+    assert sum("not promised" in result.detail for result in results) == 3
 
 
 def test_mismatch_is_judged() -> None:

@@ -137,6 +137,29 @@ def test_last_n_and_alignment(folder: str) -> None:
     run(work())
 
 
+def test_single_tokens_are_scored_and_nothing_else(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        client = await backend(folder).create_sampling_client()
+        whole = (await client.compute_logprobs(PROMPT)).logprobs
+        seen: list[int] = []
+        head = client._engine.policy.logits
+        monkeypatch.setattr(
+            client._engine.policy, "logits", lambda h: (seen.append(len(h)), head(h))[1]
+        )
+        some = await client.pick_logprobs(PROMPT, at_N=[1, 4, 5])
+        assert sum(seen) == 3  # no logits but theirs
+        assert some.usage.prefill == len(PROMPT)
+        np.testing.assert_allclose(some.logprobs[[1, 4, 5]], whole[[1, 4, 5]], atol=1e-5)
+        assert np.isnan(np.delete(some.logprobs, [1, 4, 5])).all()
+        for wrong in ([0, 1], [2, 2], [3, 1], [len(PROMPT)]):
+            with pytest.raises(ConfigError, match="must ascend within"):
+                await client.pick_logprobs(PROMPT, wrong)
+
+    run(work())
+
+
 def test_a_cancelled_call_frees_its_place(folder: str) -> None:
     async def work() -> None:
         client = await backend(folder).create_sampling_client()

@@ -23,6 +23,7 @@ from turncredit.core.protocols import (
     AdamParams,
     AveragingClient,
     DistributionClient,
+    PickingClient,
     Sample,
     SampleResult,
     SamplingParams,
@@ -70,9 +71,12 @@ class Stub:
 
 
 class Able(Stub):
-    """One that also gives distributions and averages weights."""
+    """One that also gives distributions, scores single tokens and averages weights."""
 
     async def distribution(self, tokens: Any, **_: Any) -> None:
+        self.total += Usage(prefill=len(tokens), requests=1)
+
+    async def pick_logprobs(self, tokens: Any, at_N: Any) -> None:
         self.total += Usage(prefill=len(tokens), requests=1)
 
     def track_average(self, decay: float) -> None: ...
@@ -217,10 +221,13 @@ def test_distributions_are_booked_and_clients_keep_what_they_can_do() -> None:
         assert isinstance(client, DistributionClient)
         with books.phase(1, "teacher", teacher=True):
             await client.distribution([1, 2, 3], last_n=1, k=2)
+            assert isinstance(client, PickingClient)
+            await client.pick_logprobs([1, 2, 4], [2])
 
     asyncio.run(go())
     record = books.close(1)
-    assert record["tokens"]["teacher"] == record["tokens"]["teacher_unique"] == 3
+    assert record["tokens"]["teacher"] == 6
+    assert record["tokens"]["teacher_unique"] == 4
 
 
 def test_a_client_that_updates_in_one_call_is_watched_in_one_call() -> None:
@@ -246,7 +253,7 @@ def test_a_client_that_updates_in_one_call_is_watched_in_one_call() -> None:
 
 def test_what_a_client_cannot_do_is_not_promised() -> None:
     books = accounts()
-    assert not isinstance(asyncio.run(sampler(books)), DistributionClient)
+    assert not isinstance(asyncio.run(sampler(books)), DistributionClient | PickingClient)
     training = asyncio.run(books.backend.create_training_client(seed=0, save_dir=""))
     assert not isinstance(training, AveragingClient | UpdatingClient)
 

@@ -99,7 +99,7 @@ def test_distinct_prefixes_are_the_formula() -> None:
                 if turn < 3:
                     tokens += [50, 51, 52]
             assert len(tokens) == plan.length
-            teacher.score("s", [*hint, *tokens], None)
+            teacher.score("s", [*hint, *tokens], len(hint) + len(tokens))
     assert student.unique().tokens == plan.unique
     assert student.decoded.tokens == plan.sampled
     assert teacher.unique().tokens == plan.teacher_unique

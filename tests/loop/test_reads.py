@@ -69,7 +69,7 @@ def test_snapshots_share_nothing_and_scores_are_a_reading_of_their_own() -> None
     seen.sample("a", (1, 2), [(3,)])
     seen.sample("b", (1, 2), [(3,)])
     seen.score("a", (1, 2, 3), 1)
-    seen.score("a", (1, 2, 4), None)
+    seen.score("a", (1, 2, 4), 3)
     assert seen.unique().tokens == 2 + 2 + 4
     assert seen.scored_tokens == 1 + 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -51,6 +52,17 @@ def score(
 ) -> list[Group]:  # fmt: skip
     readings = reading.read(groups, hint, chat, max_tokens=max_tokens)
     return wait(teacher.score(groups, readings, client, concurrency=concurrency))
+
+
+class Picks(FakeClient):
+    """A client that scores the tokens it is asked about, and no others."""
+
+    async def pick_logprobs(self, tokens: Sequence[int], at_N: Sequence[int]) -> ScoreResult:
+        result = await self.compute_logprobs(tokens)
+        return replace(
+            result,
+            logprobs=np.where(np.isin(np.arange(len(tokens)), at_N), result.logprobs, np.nan),
+        )
 
 
 def members(groups: list[Group]) -> list[ScoredTrajectory]:
@@ -230,3 +242,11 @@ def test_the_null_control_measures_the_noise_of_scoring() -> None:
     assert noisy.evidence_noise == pytest.approx(0.5 * noisy.tokens / noisy.turns)
     settled = wait(rescoring.rescore(groups, client))
     assert wait(rescoring.null_control(settled, client)).evidence_noise == 0.0
+
+
+def test_a_client_that_can_is_asked_about_action_tokens_alone() -> None:
+    groups = play()
+    whole, picked = score(groups, FakeClient(speak)), score(groups, Picks(speak))
+    for one, other in zip(members(whole), members(picked), strict=True):
+        for a_N, b_N in zip(one.teacher_K, other.teacher_K, strict=True):
+            np.testing.assert_array_equal(a_N, b_N)

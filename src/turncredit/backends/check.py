@@ -21,6 +21,7 @@ from turncredit.core.protocols import (
     AdamParams,
     Backend,
     DistributionClient,
+    PickingClient,
     Sample,
     SamplingClient,
     SamplingParams,
@@ -235,6 +236,23 @@ async def _distributions(subject: Subject) -> str:
     return f"{n} lines of {whole.ids.shape[1]}, max {gap:.1e}"
 
 
+async def _picking(subject: Subject) -> str:
+    """Single tokens score as they do in the whole row."""
+    client = await subject.backend.create_sampling_client()
+    if not isinstance(client, PickingClient):
+        return NOT_PROMISED
+    (sample,) = await subject.group(client, 6, 1)
+    tokens = [*subject.prompt, *sample.tokens]
+    at = [1, *range(3, len(tokens), 2)]
+    found = (await client.pick_logprobs(tokens, at)).logprobs
+    whole = (await client.compute_logprobs(tokens)).logprobs
+    hold(len(found) == len(tokens), "not one entry for every token")
+    hold(bool(np.isnan(np.delete(found, at)).all()), "entries nobody asked for are not NaN")
+    gap = float(np.abs(found[at] - whole[at]).max())
+    hold(gap <= subject.tolerance, f"they differ from those of the row by {gap:.3g} nats")
+    return f"{len(at)} of {len(tokens)} tokens, max {gap:.1e}"
+
+
 _SAMPLING_CHECKS: Sequence[Check] = (
     _agreement,
     _alignment,
@@ -243,4 +261,5 @@ _SAMPLING_CHECKS: Sequence[Check] = (
     _concurrency,
     _usage,
     _distributions,
+    _picking,
 )

@@ -7,13 +7,14 @@ arguments that have no other home.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError
 from turncredit.core.losses import LossSpec
-from turncredit.core.types import Array
+from turncredit.core.types import Array, Ids
 
 # Per term: the stream of its weights, then what it compares the policy with ("" : nothing).
 STREAMS: Mapping[str, tuple[str, str]] = {
@@ -51,6 +52,17 @@ def has_signal(row: Datum, loss: LossSpec) -> bool:
     return bool(row.advantages[row.mask].any()) or any(
         bool(coefficient(loss, term)) and bool(weights(row, term).any()) for term in loss.terms
     )
+
+
+def check_places(at_N: Ids, length: int) -> None:
+    """Refuse places no token of a row can be scored at.
+
+    Raises:
+        ConfigError: they do not ascend, or are not within 1 .. `length` - 1.
+    """
+    places = [0, *at_N, length]
+    if any(b <= a for a, b in pairwise(places)):
+        raise ConfigError(f"places to score must ascend within 1 .. {length - 1}; got {list(at_N)}")
 
 
 def check_rows(data: Sequence[Datum], loss: LossSpec, vocabulary: int) -> None:

@@ -272,6 +272,15 @@ class DistributionClient(Protocol):
         ...
 
 
+@runtime_checkable
+class PickingClient(Protocol):
+    """A sampling client that scores single tokens of a row, without the work for all others."""
+
+    async def pick_logprobs(self, tokens: Ids, at_N: Ids) -> ScoreResult:
+        """`compute_logprobs` at N places, ascending, never 0; every other entry is NaN."""
+        ...
+
+
 class TrainingClient(Protocol):
     """The weights being trained, with their optimizer."""
 

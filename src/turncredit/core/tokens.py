@@ -81,6 +81,10 @@ class TeacherView:
     tokens: Tokens
     spans: tuple[Span, ...]
 
+    def places(self) -> list[int]:
+        """Where the tokens of all turns are, ascending."""
+        return [at for span in self.spans for at in range(span.start, span.stop)]
+
     def pick(self, logprob_T: Array, trace: str) -> tuple[Array, ...]:
         """Cut the per-turn log-probs out of a score of all tokens.
 

@@ -143,10 +143,10 @@ class Reads:
         for answer in answers:
             self.decoded += span(len(prompt), len(prompt) + len(answer))
 
-    def score(self, snapshot: str, tokens: Ids, last_n: int | None) -> None:
-        """A scoring call; the log-probs of the last n were asked for."""
+    def score(self, snapshot: str, tokens: Ids, asked: int) -> None:
+        """A scoring call; the log-probs of so many tokens were asked for."""
         self.scored[snapshot].add(packed(tokens))
-        self.scored_tokens += len(tokens) if last_n is None else last_n
+        self.scored_tokens += asked
 
     def train(self, length: int, actions: int) -> None:
         """A training row."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from turncredit.core.errors import AlignmentError
-from turncredit.core.protocols import SamplingClient
+from turncredit.core.protocols import PickingClient, SamplingClient
 from turncredit.core.tokens import TeacherView, teacher_view
 from turncredit.core.types import REFERENCE, Array, Group, Ids, Trajectory
 from turncredit.loop.concurrency import bounded
@@ -141,7 +141,10 @@ async def scores(
     if not view.spans:
         return ()
     tokens: Ids = view.tokens.tolist()
-    result = await client.compute_logprobs(tokens, last_n=len(tokens) - view.spans[0].start)
+    if isinstance(client, PickingClient):
+        result = await client.pick_logprobs(tokens, view.places())
+    else:
+        result = await client.compute_logprobs(tokens, last_n=len(tokens) - view.spans[0].start)
     if result.snapshot_id != client.snapshot_id:
         raise AlignmentError(
             f"trajectory {trajectory.name}: the scoring snapshot",

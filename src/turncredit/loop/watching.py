@@ -18,6 +18,7 @@ from turncredit.core.protocols import (
     Capabilities,
     DistributionClient,
     ForwardBackwardOutput,
+    PickingClient,
     RemoteBackend,
     SampleResult,
     SamplingClient,
@@ -151,7 +152,8 @@ class _Sampling:
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         async with _booked(self._books, _reading(tokens), "scoring"):
             result = await self._client.compute_logprobs(tokens, last_n=last_n)
-        self._books.reads.score(self.snapshot_id, tokens, last_n)
+        asked = len(tokens) if last_n is None else last_n
+        self._books.reads.score(self.snapshot_id, tokens, asked)
         return result
 
     async def close(self) -> None:
@@ -170,6 +172,29 @@ class _Distributing(_Sampling):
             )
         self._books.reads.score(self.snapshot_id, tokens, last_n)
         return result
+
+
+class _Picking(_Sampling):
+    """A `PickingClient` too."""
+
+    async def pick_logprobs(self, tokens: Ids, at_N: Ids) -> ScoreResult:
+        async with _booked(self._books, _reading(tokens), "scoring"):
+            result = await self._client.pick_logprobs(tokens, at_N)
+        self._books.reads.score(self.snapshot_id, tokens, len(at_N))
+        return result
+
+
+class _DistributingPicking(_Distributing, _Picking):
+    """Both."""
+
+
+# (distributes, picks) → class: a watched client offers what the client offers, and no more.
+_SAMPLING: Mapping[tuple[bool, bool], type[_Sampling]] = {
+    (False, False): _Sampling,
+    (True, False): _Distributing,
+    (False, True): _Picking,
+    (True, True): _DistributingPicking,
+}
 
 
 class _Training:
@@ -244,7 +269,7 @@ class _AveragingUpdating(_Averaging, _Updating):
     """Both."""
 
 
-# (averages, updates) → class: a watched client offers what the client offers, and no more.
+# (averages, updates) → class.
 _TRAINING: Mapping[tuple[bool, bool], type[_Training]] = {
     (False, False): _Training,
     (True, False): _Averaging,
@@ -254,7 +279,8 @@ _TRAINING: Mapping[tuple[bool, bool], type[_Training]] = {
 
 
 def _sampling(client: SamplingClient, books: Books) -> SamplingClient:
-    return (_Distributing if isinstance(client, DistributionClient) else _Sampling)(client, books)
+    offers = isinstance(client, DistributionClient), isinstance(client, PickingClient)
+    return _SAMPLING[offers](client, books)
 
 
 def training(data: Sequence[Datum]) -> Usage:

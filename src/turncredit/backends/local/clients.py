@@ -15,6 +15,7 @@ from turncredit.backends import contract
 from turncredit.backends.local import Config, sampler_files, state
 from turncredit.backends.local.decode import Row
 from turncredit.backends.local.engine import Engine
+from turncredit.backends.local.packs import Index
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.score import Question, Reading, row_distribution, row_logprobs
 from turncredit.backends.local.trainer import Tally, Trainer
@@ -70,8 +71,13 @@ class LocalSamplingClient:
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
         """Score `tokens` at temperature 1; with `last_n`, earlier entries are NaN."""
         ids = self._checked(tokens)
-        scores, usage = await self._read(ids, row_logprobs, last_n)
-        return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
+        return await self._scored(ids, _last(ids, last_n))
+
+    async def pick_logprobs(self, tokens: Ids, at_N: Ids) -> ScoreResult:
+        """`compute_logprobs` at N places, ascending, never 0; every other entry is NaN."""
+        ids = self._checked(tokens)
+        contract.check_places(at_N, len(ids))
+        return await self._scored(ids, np.asarray(at_N, np.int64))
 
     async def distribution(
         self, tokens: Ids, *, last_n: int, k: int, temperature: float = 1.0
@@ -84,7 +90,7 @@ class LocalSamplingClient:
         ids = self._checked(tokens)
         contract.check_question(k, temperature)
         read = partial(row_distribution, k=k, temperature=temperature)
-        found, _ = await self._read(ids, read, last_n)
+        found, _ = await self._read(ids, read, _last(ids, last_n))
         return found
 
     async def close(self) -> None:
@@ -93,9 +99,12 @@ class LocalSamplingClient:
         self._engine.decoder.slots.forget(self.snapshot_id)
         self._weights = {}
 
-    async def _read(self, ids: list[int], read: Reading, last_n: int | None) -> tuple[Any, Usage]:
-        start = 1 if last_n is None else max(1, len(ids) - last_n)
-        question = Question(ids, np.arange(start, len(ids)), read)
+    async def _scored(self, ids: list[int], at_N: Index) -> ScoreResult:
+        scores, usage = await self._read(ids, row_logprobs, at_N)
+        return ScoreResult(logprobs=scores, snapshot_id=self.snapshot_id, usage=usage)
+
+    async def _read(self, ids: list[int], read: Reading, at_N: Index) -> tuple[Any, Usage]:
+        question = Question(ids, at_N, read)
         found, cached = await self._engine.score(self.snapshot_id, self._weights, question)
         usage = Usage(prefill=len(ids) - cached, cached=cached, requests=1)
         return found, self._meter.add(usage)
@@ -117,6 +126,11 @@ class LocalSamplingClient:
                 + f" do not fit into the {longest} positions of this model"
             )
         return ids.tolist()
+
+
+def _last(ids: list[int], n: int | None) -> Index:
+    """Places of the last n tokens that have one before them (None: of all)."""
+    return np.arange(1 if n is None else max(1, len(ids) - n), len(ids))
 
 
 class LocalTrainingClient:
