@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from run_rig import (
 from run_rig import settings as run_settings
 
 from turncredit import config
-from turncredit.backends.hosted import faults
+from turncredit.backends.hosted import faults, uris
+from turncredit.backends.hosted.origins import Origin, check_fit
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
+from turncredit.backends.pytrio import versions
 from turncredit.cli.main import main
 from turncredit.cli.sft import supervise
 from turncredit.core.errors import BackendError, ConfigError, TurncreditError
@@ -103,7 +106,7 @@ def test_money_of_a_start_that_failed_counts_when_it_is_begun_anew(
         folder = go(run_settings(made, tmp_path, log={"max_cost": 1000.0}), heard)
         assert (folder.spent() or {})["amount"] == pytest.approx(made.billed, rel=0.02)
         assert made.billed > before
-    assert any("by a start that made no update" in note for note in heard.notes)
+    assert any("by a start that made no update: counted" in note for note in heard.notes)
     assert [row["step"] for row in folder.metrics()] == [1, 2, 3]
     assert len(folder.probes()) == 2
 
@@ -190,6 +193,28 @@ def test_where_the_service_cannot_say_the_run_goes_on(tmp_path: Path) -> None:
             odd = Fault("status", status=status, text=text)
             made.server.faults.rules = [Rule(fault=odd, path="weights_info")]
             _look(run_settings(made, tmp_path, **chair), weights)
+
+
+def test_a_release_that_asks_in_another_way_is_not_asked() -> None:
+    service = SimpleNamespace(create_rest_client=SimpleNamespace)
+    for kind in ("training_state", "sampler_weights"):
+        uri = uris.parse(f"trio://run/{kind}/one", "trio")
+        with pytest.raises(BackendError, match="this release"):
+            versions.look(service, uri)
+
+
+@pytest.mark.parametrize(
+    "model", ["", "Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen/Qwen3-8B:peft:131072"]
+)
+def test_a_model_fits_by_any_name_of_it(model: str) -> None:
+    here = {"base_model": "Qwen/Qwen3-8B", "lora_rank": 32}
+    for rank in (None, 32):
+        check_fit("tinker://r/weights/s", Origin(model, rank), "begin", **here)
+    with pytest.raises(ConfigError, match="give --lora-rank 8"):
+        check_fit("tinker://r/weights/s", Origin(model, 8), "resume", **here)
+    check_fit("tinker://r/weights/s", Origin("an alias", 32), "resume", **here)
+    with pytest.raises(ConfigError, match="give --base-model Qwen/Qwen3-4B"):
+        check_fit("tinker://r/sampler_weights/s", Origin("Qwen/Qwen3-4B"), "sample", **here)
 
 
 def _look(run: config.Run, weights: str, *uses: WeightsUse) -> Backend:

@@ -83,9 +83,10 @@ class Accounts:
         self.budget.resume(note, self._spent_before(), folder.write_spent)
         if not note or not note["amount"] or self.totals()["steps"]:
             return ""
+        counts = self._price is not None and self._price.currency == note["currency"]
         return (
             f"up to {note['amount']:.4g} {note['currency']} were spent in {folder.path} by a start "
-            "that made no update; they are counted"
+            f"that made no update: {'counted' if counts else 'not counted, without such a price'}"
         )
 
     def _spent_before(self) -> Mapping[str, Any] | None:
