@@ -36,9 +36,12 @@ def test_everything_missing_has_a_cure(
     assert found["models", "smollm2-135m"]["cure"] == "turncredit models get smollm2-135m"
     assert "alfworld-download" in found["games", "alfworld"]["text"]
     assert not found["what runs here", "turncredit demo"]["ok"]
-    assert found["keys", "tinker"]["cure"] == "export TINKER_API_KEY=..."
+    assert found["keys", "tinker"]["cure"].startswith("export TINKER_API_KEY=...")
+    assert found["keys", "pytrio"]["cure"].startswith("trio login, or export PYTRIO_API_KEY=...")
     paid = found["what runs here", "turncredit train --backend pytrio"]
-    assert paid["text"].endswith("first: a key for pytrio, pytrio")
+    assert paid["text"].endswith("first: turncredit[pytrio], a key for pytrio")
+    games = found["what runs here", "turncredit eval --env alfworld"]
+    assert games["text"].endswith("first: turncredit[local], the official games")
     assert found["what runs here", "turncredit eval --policy random"]["ok"]
 
 

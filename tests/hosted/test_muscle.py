@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from turncredit.backends import tabular
 from turncredit.backends.hosted.normalise import REDUCTIONS, prescaled, prompt_logprobs
 from turncredit.backends.hosted.shift import shift, spread, unshift
-from turncredit.backends.loopback.muscle import Expired, Muscle, NotFound, Quirks
+from turncredit.backends.loopback.muscle import Muscle, Quirks
+from turncredit.backends.loopback.shelf import Expired, NotFound
 from turncredit.backends.selfcheck import example_prompt
 from turncredit.core.datum import Datum
 from turncredit.core.errors import AlignmentError, ConfigError
@@ -153,8 +154,8 @@ def test_saved_weights_outlive_the_server_and_runs_do_not(tmp_path: Path) -> Non
         with pytest.raises(NotFound):
             await again.forward_backward("r", [shift(_row())], loss_fn="ppo")
         with pytest.raises(NotFound):
-            again.saved("r", "sampler_weights", "temp")
-        state = again.saved("r", "training_state", "one")
+            again.shelf.find("r", "sampler_weights", "temp")
+        state = again.shelf.find("r", "training_state", "one")
         await again.open_run("s", source=state, optimizer=True)
         tokens = _row().tokens.tolist()
         now = await muscle.save_sampler("r", "now", temporary=True)
@@ -182,7 +183,7 @@ def test_time_ends_weights_and_names_are_taken_once(tmp_path: Path) -> None:
         with pytest.raises(Expired):
             await muscle.sampler(saved)
         with pytest.raises(Expired):
-            muscle.saved("r", "sampler_weights", "one")
+            muscle.shelf.find("r", "sampler_weights", "one")
 
     asyncio.run(main())
 

@@ -16,7 +16,7 @@ from turncredit.backends.hosted.normalise import REDUCTIONS
 from turncredit.backends.hosted.probe import Probed, probe
 from turncredit.backends.loopback import muscle, tinker_wire
 from turncredit.backends.loopback.muscle import Quirks
-from turncredit.backends.loopback.tinker import Flags
+from turncredit.backends.loopback.tinker_desk import Flags
 from turncredit.core.errors import BackendError
 
 

@@ -212,7 +212,7 @@ def test_named_snapshots_are_saved_and_kept(tmp_path: Path) -> None:
             backend = made.backend(snapshots="named")
             training = await backend.create_training_client(seed=0, save_dir="")
             client = await training.save_weights_and_get_sampling_client()
-            (saved,) = made.service.muscle.all_saved()
+            (saved,) = made.service.muscle.shelf.present()
             assert saved.path
             assert saved.expires is not None
             assert saved.expires > time.time() + 24 * 3600
@@ -239,11 +239,11 @@ def test_slow_steps_take_named_snapshots_and_old_temporary_ones_are_not_asked(
             backend = made.backend()
             client = await backend.create_training_client(seed=0, save_dir="")
             old = await client.save_weights_and_get_sampling_client()
-            assert not made.service.muscle.all_saved()[-1].path
+            assert not made.service.muscle.shelf.present()[-1].path
             now[0] += 3 * 3600
             await old.compute_logprobs(PROMPT)
             new = await client.save_weights_and_get_sampling_client()
-            assert made.service.muscle.all_saved()[-1].path
+            assert made.service.muscle.shelf.present()[-1].path
             now[0] += 4 * 3600
             with pytest.raises(faults.SnapshotExpired, match="--snapshots named"):
                 await old.compute_logprobs(PROMPT)

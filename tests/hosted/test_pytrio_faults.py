@@ -282,8 +282,8 @@ def test_expired_weights_are_said_with_the_cure(tmp_path: Path) -> None:
             backend = made.backend()
             training = await backend.create_training_client(seed=0, save_dir="")
             client = await training.save_weights_and_get_sampling_client()
-            (saved,) = made.service.muscle.all_saved()
-            made.service.muscle.expire(saved)
+            (saved,) = made.service.muscle.shelf.present()
+            made.service.muscle.shelf.expire(saved)
             with pytest.raises(faults.SnapshotExpired, match="--snapshots named"):
                 await client.compute_logprobs(PROMPT)
             await backend.aclose()

@@ -18,7 +18,7 @@ from turncredit.backends.hosted import faults
 from turncredit.backends.hosted.normalise import REDUCTIONS
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
-from turncredit.backends.loopback.tinker import Flags
+from turncredit.backends.loopback.tinker_desk import Flags
 from turncredit.backends.tinker import Config
 from turncredit.backends.tinker.sdk import takes
 from turncredit.core.errors import ConfigError
@@ -224,8 +224,8 @@ def test_expired_weights_are_named_so(tmp_path: Path) -> None:
             training = await backend.create_training_client(seed=0, save_dir="")
             path = await training.save_weights_for_sampler("old")
             client = await backend.create_sampling_client(model_path=path)
-            for saved in made.service.muscle.all_saved():
-                made.service.muscle.expire(saved)
+            for saved in made.service.muscle.shelf.present():
+                made.service.muscle.shelf.expire(saved)
             with pytest.raises(faults.SnapshotExpired, match="expired"):
                 await client.sample(PROMPT, params=PARAMS)
             with pytest.raises(faults.SnapshotExpired, match="expired"):

@@ -16,7 +16,7 @@ from tinker_rig import ADAM, DATA, PARAMS, PROMPT, rig, sdk
 
 from turncredit.backends.hosted import faults
 from turncredit.backends.loopback.faults import Fault, Rule
-from turncredit.backends.loopback.tinker import Flags
+from turncredit.backends.loopback.tinker_desk import Flags
 from turncredit.backends.tinker.errors import translated
 from turncredit.core.errors import BackendError, ConfigError, TurncreditError
 

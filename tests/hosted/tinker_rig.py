@@ -15,7 +15,8 @@ from turncredit.backends import tabular, tinker
 from turncredit.backends.loopback.faults import Plan, Rule
 from turncredit.backends.loopback.http import Server
 from turncredit.backends.loopback.muscle import Quirks
-from turncredit.backends.loopback.tinker import Flags, TinkerService
+from turncredit.backends.loopback.tinker import TinkerService
+from turncredit.backends.loopback.tinker_desk import Flags
 from turncredit.backends.selfcheck import example_prompt
 from turncredit.core.datum import Datum
 from turncredit.core.protocols import AdamParams, SamplingParams

@@ -240,6 +240,81 @@ def test_nothing_existing_is_replaced_unasked(tmp_path: Path, folder: RunFolder)
     assert list(folder.path.iterdir()) == []
 
 
+@pytest.fixture
+def failed(tmp_path: Path) -> RunFolder:
+    """A run whose start failed after money was spent."""
+    folder = RunFolder.create(tmp_path / "failed")
+    folder.write_environment({})
+    folder.write_config({"seed": 1})
+    folder.write_spent({"currency": "CNY", "amount": 0.5})
+    folder.write_probes([{"step": 0}])
+    (folder.path / "trajectories").mkdir()
+    (folder.path / "metrics.jsonl").touch()
+    return folder
+
+
+def test_a_start_that_made_nothing_is_begun_anew_and_forgets_nothing(failed: RunFolder) -> None:
+    with RunFolder.begun(failed.path) as folder:
+        folder.write_config({"seed": 2})
+        with pytest.raises(ConfigError, match="being written"):
+            RunFolder.create(failed.path)
+    assert folder.spent() == {"currency": "CNY", "amount": 0.5}
+    assert folder.probes() == [{"step": 0}]
+    assert folder.config() == {"seed": 2}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "checkpoints.jsonl",
+        "trajectories/000001.jsonl.gz",
+        "checkpoints/step-000001/state.npz",
+        "report.html",
+        "notes.txt",
+    ],
+)
+def test_what_was_made_is_named_and_kept(name: str, failed: RunFolder) -> None:
+    file = failed.path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('{"step": 1}\n')
+    where = Path(name).parts[0]
+    told = f"exists already, with {where} in it.*--resume.*--run-name.*--overwrite"
+    with pytest.raises(ConfigError, match=told):
+        RunFolder.create(failed.path)
+    assert file.read_text() == '{"step": 1}\n'
+    assert failed.config() == {"seed": 1}
+
+
+def test_a_configuration_that_no_run_wrote_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        RunFolder.create(tmp_path)
+
+
+def test_only_who_makes_trajectories_again_may_remove_them(failed: RunFolder) -> None:
+    failed.write_trajectories(0, [group()])
+    with pytest.raises(ConfigError, match="trajectories"):
+        RunFolder.create(failed.path)
+    assert RunFolder.create(failed.path, remade=(0,)).trajectory_steps() == []
+    failed.write_trajectories(1, [group()])
+    with pytest.raises(ConfigError, match="trajectories"):
+        RunFolder.create(failed.path, remade=(0,))
+
+
+@pytest.mark.parametrize("place", ["/x/state", "trio://r/training_state/s"])
+def test_stepping_back_speaks_of_folders_only_where_there_are(
+    place: str, folder: RunFolder
+) -> None:
+    folder.append_checkpoint(1, {"state": place})
+    assert "no earlier checkpoint" in folder.how_to_step_back()
+    folder.append_checkpoint(2, {"state": place})
+    told = folder.how_to_step_back()
+    assert ("and the folder it names" in told) == ("://" not in place)
+    assert told.endswith("to go on from 1")
+
+
 def test_overwrite_never_removes_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match=r"thesis\.tex"):

@@ -19,6 +19,7 @@ from turncredit.cli import suite
 from turncredit.core import registry
 from turncredit.core.checks import CheckResult
 from turncredit.core.errors import ConfigError
+from turncredit.core.protocols import Backend, RemoteBackend
 
 HELP = "conformance suite of a backend"
 
@@ -56,8 +57,10 @@ def _against_loopback(component: registry.Component, config: Any, folder: Path) 
 
 
 async def _check(component: registry.Component, config: object, folder: Path) -> list[CheckResult]:
-    backend = component.create(config)
+    backend: Backend = component.create(config)
     try:
+        if isinstance(backend, RemoteBackend):
+            backend.check_key()
         return await check_backend(backend, folder)
     finally:
         await backend.aclose()

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from turncredit.backends.hosted.keys import PLACES
 from turncredit.backends.local import models
 from turncredit.core.errors import DataError
 from turncredit.envs.household import files
@@ -36,11 +37,7 @@ EXTRAS = {
     "tensorboard": ("mirror metrics to TensorBoard", {"tensorboard": "tensorboard"}),
     "trackio": ("mirror metrics to trackio", {"trackio": "trackio"}),
 }
-# Service -> variables that give it a key, and the file its own client keeps one in, if any.
-KEYS = {
-    "pytrio": (("PYTRIO_API_KEY",), "~/.pytrio/config.toml"),
-    "tinker": (("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"), ""),
-}
+_GAMES = "the official games"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,9 @@ def examine(data_root: str | None = None) -> Iterator[Finding]:
     games = _games(data_root)
     yield Finding("games", "household", True, "generated here from a seed; nothing to download")
     yield games
-    have = {f.name for f in (*extras, *present, games) if f.ok}
+    have = {f"turncredit[{f.name}]" for f in extras if f.ok}
     have |= {f"a key for {f.name}" for f in keys if f.ok}
+    have |= {f.name for f in present if f.ok} | ({_GAMES} if games.ok else set())
     yield from _runs(have)
 
 
@@ -157,15 +155,12 @@ def _extras() -> Iterator[Finding]:
 
 def _keys() -> Iterator[Finding]:
     """Where a key lies, never the key."""
-    for service, (variables, file) in KEYS.items():
-        found = [name for name in variables if os.environ.get(name, "").strip()]
-        if file and Path(file).expanduser().is_file():
-            found.append(file)
-        if found:
+    for service, places in PLACES.items():
+        if found := places.found():
             yield Finding("keys", service, True, f"given by {', '.join(found)}")
         else:
-            cure = f"export {variables[0]}=..."
-            yield Finding("keys", service, False, "none (needed for the paid service only)", cure)
+            text = "none (needed for the paid service only)"
+            yield Finding("keys", service, False, text, places.cure)
 
 
 def _models() -> Iterator[Finding]:
@@ -195,30 +190,31 @@ def _count(root: Path, split: str) -> int:
 
 def _runs(have: set[str]) -> Iterator[Finding]:
     """Commands and what each needs."""
-    commands = {
-        "turncredit demo": ("train and compare on generated games", {"local", "household-tiny"}),
-        "turncredit eval --policy random": ("play generated games without a model", set[str]()),
-        "turncredit eval --env alfworld": ("the 274 official games", {"alfworld", "local"}),
+    local, pytrio, tinker = (f"turncredit[{extra}]" for extra in ("local", "pytrio", "tinker"))
+    commands: dict[str, tuple[str, tuple[str, ...]]] = {
+        "turncredit demo": ("train and compare on generated games", (local, "household-tiny")),
+        "turncredit eval --policy random": ("play generated games without a model", ()),
+        "turncredit eval --env alfworld": ("the 274 official games", (local, _GAMES)),
         "turncredit train --base-model smollm2-135m": (
             "a real language model on the CPU, with the small settings of the README",
-            {"local", "smollm2-135m"},
+            (local, "smollm2-135m"),
         ),
         "turncredit check-backend pytrio --loopback": (
             "its genuine client against a service on this machine",
-            {"local", "pytrio"},
+            (local, pytrio),
         ),
         "turncredit check-backend tinker --loopback": (
             "its genuine client against a service on this machine",
-            {"local", "tinker"},
+            (local, tinker),
         ),
         "turncredit train --backend pytrio": (
             "the article's run, paid",
-            {"pytrio", "a key for pytrio"},
+            (pytrio, "a key for pytrio"),
         ),
-        "turncredit train --backend tinker": ("paid", {"tinker", "a key for tinker"}),
-        "turncredit games verify": ("our engine against TextWorld", {"textworld"}),
+        "turncredit train --backend tinker": ("paid", (tinker, "a key for tinker")),
+        "turncredit games verify": ("our engine against TextWorld", ("turncredit[textworld]",)),
     }
     for command, (text, needs) in commands.items():
-        lacks = sorted(needs - have)
+        lacks = [need for need in needs if need not in have]
         suffix = f"; first: {', '.join(lacks)}" if lacks else ""
         yield Finding("what runs here", command, not lacks, text + suffix)

@@ -15,14 +15,14 @@ from turncredit.cli import dry_run, remote_eval
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.config import Chosen, component_from_args
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, Environment
+from turncredit.core.protocols import Backend, Environment, RemoteBackend
 from turncredit.loop.chat import Chat
 from turncredit.loop.forecast import Game
 from turncredit.loop.hinted import HintedEnvironment, hinted
-from turncredit.loop.parts import check_room
+from turncredit.loop.parts import check_room, open_backend
 from turncredit.loop.rollout import Limits
 from turncredit.loop.weights import sampler_weights
-from turncredit.proof.evaluate import Options, check_output, evaluate
+from turncredit.proof.evaluate import Options, check_output, claimed, evaluate, fill
 from turncredit.proof.panel import Panel, choose
 from turncredit.proof.policies import SCRIPTED, ModelPlayer, ScriptedPlayer
 from turncredit.record.trackers import About, check_trackers, open_trackers
@@ -168,30 +168,40 @@ async def _evaluate(
     )
     try:
         if args.policy != "model":
-            if args.model_path:
-                raise ConfigError(f"--model-path needs --policy model, not {args.policy}")
-            # A task it cannot play is told before an output is begun.
-            SCRIPTED[args.policy](panel.tasks[0], args.seed)
-            scripted = ScriptedPlayer(
-                environment=environment,
-                policy=args.policy,
-                max_turns=args.max_turns,
-                step_timeout=args.step_timeout,
-            )
+            scripted = _scripted(args, environment, panel)
             return await evaluate(panel, scripted, output, options, environment=described)
-        check_output(output, options)  # before anything is paid for
+        check_output(output, options)
         backend = component_from_args("backend", args.backend, vars(args))
-        opened: Backend = backend.load("backend").create(backend.config)
-        books = remote_eval.accounts(args, opened, backend, output)
+        opened = open_backend(backend)
         try:
-            with remote_eval.settled(books):
-                player = await _model(args, environment, books.backend, backend)
-                await remote_eval.listened(books, player.client, output, args.seed)
-                return await evaluate(panel, player, output, options, environment=described)
+            with claimed(output):  # before anything is paid for
+                books = remote_eval.accounts(args, opened, backend, output)
+                with remote_eval.settled(books):
+                    player = await _model(args, environment, books.backend, backend)
+                    await remote_eval.listened(books, player.client, output, args.seed)
+                    return await fill(panel, player, output, options, environment=described)
         finally:
             await opened.aclose()
     finally:
         progress.end()
+
+
+def _scripted(args: argparse.Namespace, environment: Environment, panel: Panel) -> ScriptedPlayer:
+    """Who plays without a model.
+
+    Raises:
+        ConfigError: it cannot play these tasks, or was given weights.
+    """
+    if args.model_path:
+        raise ConfigError(f"--model-path needs --policy model, not {args.policy}")
+    # A task it cannot play is told before an output is begun.
+    SCRIPTED[args.policy](panel.tasks[0], args.seed)
+    return ScriptedPlayer(
+        environment=environment,
+        policy=args.policy,
+        max_turns=args.max_turns,
+        step_timeout=args.step_timeout,
+    )
 
 
 async def _model(
@@ -202,6 +212,8 @@ async def _model(
     weights = str(sampler_weights(args.model_path)) if args.model_path else None
     base = getattr(chosen.config, "base_model", chosen.name)
     print(f"policy: {weights or base}", file=sys.stderr)
+    if weights and isinstance(backend, RemoteBackend):
+        await backend.check_weights(weights, use="sample")
     return ModelPlayer(
         environment=environment,
         chat=Chat(

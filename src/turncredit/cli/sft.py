@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from typing import Any
 from turncredit import config
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.cli.progress import Terminal
-from turncredit.cli.train import check_limit
+from turncredit.cli.train import begun, check_limit
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags, free_settings
 from turncredit.loop import sft_settings
+from turncredit.loop.demonstrations import STORED
 from turncredit.loop.listener import Listener
 from turncredit.loop.sft import Supervised, describe, has_demonstrations, keep
 from turncredit.loop.sft_parts import Parts, check_sources, collect, open_parts
 from turncredit.loop.sft_settings import EXPERTS, SECTIONS, Settings
-from turncredit.record.environment import describe as describe_machine
 from turncredit.record.runlog import RunFolder
 from turncredit.record.trackers import About, check_trackers, open_trackers
 
@@ -117,9 +118,7 @@ async def supervise(
         found = None
         if folder is None or not has_demonstrations(folder):
             found = await collect(settings, parts, listener)
-        if folder is None:
-            folder = begin(settings, overwrite=overwrite)
-        with folder.locked():
+        with _held(settings, folder, overwrite=overwrite) as folder:
             if found is not None and not has_demonstrations(folder):
                 keep(folder, found)
             await _learn(settings, parts, folder, listener)
@@ -150,16 +149,24 @@ async def _learn(settings: Settings, parts: Parts, folder: RunFolder, listener: 
         tracker.close()
 
 
-def begin(settings: Settings, *, overwrite: bool = False) -> RunFolder:
-    """A fresh run folder holding the settings."""
-    folder = RunFolder.create(Path(settings.schedule.runs_dir) / settings.name, overwrite=overwrite)
-    folder.write_environment(describe_machine())
-    folder.write_config(describe(settings))
-    return folder
+@contextmanager
+def _held(settings: Settings, folder: RunFolder | None, *, overwrite: bool) -> Iterator[RunFolder]:
+    """The folder of the run, fresh or its own, with the settings in it; nobody else writes it."""
+    if folder is None:
+        # Demonstrations of a start that failed are gathered again by now, as they are wanted now.
+        fresh = begun(settings, describe(settings), overwrite=overwrite, remade=(STORED,))
+        with fresh as folder:
+            yield folder
+    else:
+        with folder.locked():
+            folder.write_config(describe(settings))
+            yield folder
 
 
 def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Settings]:
     """The folder and settings of an existing run; only its length and mirrors may change.
+
+    Nothing is written yet: `supervise` does, when the run is its own.
 
     Raises:
         ConfigError: another setting was given too, or the run has made more updates than wanted.
@@ -193,8 +200,6 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Settings]:
     done = _done(folder)
     if 0 < settings.schedule.max_steps < done:
         raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
-    with folder.locked():
-        folder.write_config(describe(settings))
     return folder, settings
 
 

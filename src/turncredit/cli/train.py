@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,15 @@ def run(args: argparse.Namespace) -> int:
         folder, settings = reopen(Path(args.resume), given)
         check_limit(settings)
         parts = open_parts(settings)
+        train(settings, folder, Terminal(settings.schedule.max_steps), parts)
     else:
         settings = pinned(_settings(args))
         # What cannot work says so before a folder is made, or an old run replaced.
         check_trackers(_mirrors(settings))
         check_limit(settings)
         parts = open_parts(settings)
-        folder = begin(settings, overwrite=args.overwrite)
-    train(settings, folder, Terminal(settings.schedule.max_steps), parts)
+        with begun(settings, describe(settings), overwrite=args.overwrite) as folder:
+            train(settings, folder, Terminal(settings.schedule.max_steps), parts)
     print(f"run folder: {folder.path}")
     return 0
 
@@ -86,16 +88,39 @@ def _settings(args: argparse.Namespace) -> Run:
     return config.build(config.merge(recipe, config.place(given, names)))
 
 
+@contextmanager
+def begun(
+    settings: Run | Settings,
+    config: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    remade: Collection[int] = (),
+) -> Iterator[RunFolder]:
+    """A fresh run folder holding the settings; nobody else writes it until the end of the block.
+
+    Args:
+        settings: of the run.
+        config: the same as written down.
+        overwrite: an existing run is replaced.
+        remade: steps whose trajectories the run writes at its start.
+    """
+    place = Path(settings.schedule.runs_dir) / settings.name
+    with RunFolder.begun(place, overwrite=overwrite, remade=remade) as folder:
+        folder.write_environment(describe_machine())
+        folder.write_config(config)
+        yield folder
+
+
 def begin(settings: Run, *, overwrite: bool = False) -> RunFolder:
     """A fresh run folder holding the settings."""
-    folder = RunFolder.create(Path(settings.schedule.runs_dir) / settings.name, overwrite=overwrite)
-    folder.write_environment(describe_machine())
-    folder.write_config(describe(settings))
-    return folder
+    with begun(settings, describe(settings), overwrite=overwrite) as folder:
+        return folder
 
 
 def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Run]:
     """The folder and settings of an existing run; only its length and mirrors may change.
+
+    Nothing is written yet: `train` does, when the run is its own.
 
     Raises:
         ConfigError: another setting was given too, which the run cannot take on half-way, or it
@@ -106,8 +131,6 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Run]:
     settings, done = changed(folder, given), _done(folder)
     if settings.schedule.max_steps < done:
         raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
-    with folder.locked():
-        folder.write_config(describe(settings))
     return folder, settings
 
 
@@ -177,8 +200,14 @@ def _mirrors(settings: Run) -> list[str]:
 
 
 def train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts | None = None) -> None:
-    """Run the trainer over `folder` until its last update."""
+    """Run the trainer over `folder` until its last update; nobody else writes it meanwhile."""
     parts = parts or open_parts(settings)
+    with folder.locked():
+        folder.write_config(describe(settings))
+        asyncio.run(_train(settings, folder, listener, parts))
+
+
+async def _train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts) -> None:
     about = About(
         project=settings.log.swanlab_project,
         run_name=settings.name,
@@ -193,13 +222,8 @@ def train(settings: Run, folder: RunFolder, listener: Listener, parts: Parts | N
         f"{schedule.tasks_per_update} task{'s' * (schedule.tasks_per_update != 1)} x "
         f"{schedule.group_size} trajectories"
     )
-
-    async def go() -> None:
-        try:
-            with folder.locked():
-                await Trainer(settings, parts, folder, tracker=tracker, listener=listener).run()
-        finally:
-            tracker.close()
-            await parts.backend.aclose()
-
-    asyncio.run(go())
+    try:
+        await Trainer(settings, parts, folder, tracker=tracker, listener=listener).run()
+    finally:
+        tracker.close()
+        await parts.backend.aclose()

@@ -401,9 +401,36 @@ class MeasuredBackend(Protocol):
         ...
 
 
+# Saved weights are sampled from; training begins with them; or their own run goes on from them.
+WeightsUse = Literal["sample", "begin", "resume"]
+
+
 @runtime_checkable
 class RemoteBackend(Protocol):
     """A backend on somebody else's machine: what it does is tried out, and has its price."""
+
+    def check_key(self) -> None:
+        """Refuse to go on without a key, before anything is looked for or made.
+
+        Raises:
+            BackendError: there is none, with where to get one.
+        """
+        ...
+
+    async def check_weights(self, path: str, *, use: WeightsUse) -> None:
+        """Refuse saved weights that are gone, or of another model or rank; costs nothing.
+
+        Where the service cannot say, nothing is refused.
+
+        Args:
+            path: their URI.
+            use: what they are for.
+
+        Raises:
+            ConfigError: they do not fit; with the setting to give.
+            BackendError: training is to go on from them, and they are gone.
+        """
+        ...
 
     @property
     def observed(self) -> Mapping[str, int]:

@@ -70,13 +70,24 @@ class Accounts:
         amounts = [money["amount"] for row in records if (money := row.get("money"))]
         self._dearest = max(amounts, default=0.0)
 
-    def keep_spending(self, folder: RunFolder) -> None:
+    def keep_spending(self, folder: RunFolder) -> str:
         """From now on the folder says what was spent, whatever becomes of this process.
+
+        Returns:
+            What a person should know of earlier starts that made no update, or nothing.
 
         Raises:
             ConfigError: it was spent in another currency than there is a limit in.
         """
-        self.budget.resume(folder.spent(), self._spent_before(), folder.write_spent)
+        note = folder.spent()
+        self.budget.resume(note, self._spent_before(), folder.write_spent)
+        if not note or not note["amount"] or self.totals()["steps"]:
+            return ""
+        counts = self._price is not None and self._price.currency == note["currency"]
+        return (
+            f"up to {note['amount']:.4g} {note['currency']} were spent in {folder.path} by a start "
+            f"that made no update: {'counted' if counts else 'not counted, without such a price'}"
+        )
 
     def _spent_before(self) -> Mapping[str, Any] | None:
         """Money of the closed updates; by the present price where some were counted by none."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turncredit.config import Run
+from turncredit.config import Chosen, Run
 from turncredit.core.errors import ConfigError
 from turncredit.core.looks import LookingHint
 from turncredit.core.needs import folds, lacks
-from turncredit.core.protocols import Backend, Capabilities, Environment
+from turncredit.core.protocols import Backend, Capabilities, Environment, RemoteBackend
 from turncredit.core.types import REFERENCE
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
@@ -60,12 +60,13 @@ def open_parts(run: Run) -> Parts:
 
     Raises:
         ConfigError: the backend cannot do what the method or the budgets need.
+        BackendError: a paid service, and no key for it.
         DataError: there are no weights where the run is to begin, or where its teacher is.
         MissingExtra: a component needs a package that is not installed.
     """
     method = run.method.load("method").target
     environment = run.env.load("env").create(run.env.config)
-    backend: Backend = run.backend.load("backend").create(run.backend.config)
+    backend = open_backend(run.backend)
     capabilities = backend.capabilities()
     check_backend(run, capabilities, teacher=method.NEEDS_TEACHER)
     if run.schedule.train_split not in environment.splits:
@@ -100,6 +101,19 @@ def open_parts(run: Run) -> Parts:
         method_config=run.method.config,
         loss=loss_of(run, capabilities),
     )
+
+
+def open_backend(chosen: Chosen) -> Backend:
+    """The backend that was chosen. A missing key is said before anything else is looked for.
+
+    Raises:
+        BackendError: a paid service, and no key for it.
+        MissingExtra: it needs a package that is not installed.
+    """
+    backend: Backend = chosen.load("backend").create(chosen.config)
+    if isinstance(backend, RemoteBackend):
+        backend.check_key()
+    return backend
 
 
 def loss_of(run: Run, capabilities: Capabilities) -> Loss:

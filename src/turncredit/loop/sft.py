@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from turncredit.core.datum import Datum
-from turncredit.core.errors import ConfigError, DataError
+from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
 from turncredit.core.types import Group, Trajectory, Usage
 from turncredit.loop import ending, metrics
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.demonstrations import STORED, stored
 from turncredit.loop.listener import Listener
+from turncredit.loop.origins import check_origins, stepping_back
 from turncredit.loop.probing import tried
 from turncredit.loop.sft_parts import LOSS, Parts
 from turncredit.loop.sft_rows import Order, hold_out, mean_loss, scaled, to_row
@@ -122,19 +123,19 @@ class Supervised:
         self._folder.truncate_after(done)
         self._at = Standing(made=done, saved=done)
         self._accounts.resume(self._folder.ledger())
-        self._accounts.keep_spending(self._folder)
+        if remark := self._accounts.keep_spending(self._folder):
+            self._listener.note(remark)
+        first = None if last else self._first_weights()
+        with stepping_back(self._folder, last):
+            await check_origins(self._parts.backend, self._folder, last, first=first)
         await self._probe(done)
-        try:
+        with stepping_back(self._folder, last):
             training = await self._parts.backend.create_training_client(
                 seed=self._settings.schedule.seed,
                 save_dir=str(self._folder.checkpoint_dir),
                 from_state=self._folder.resolve(last["state"]) if last else None,
-                from_weights=None if last else self._first_weights(),
+                from_weights=first,
             )
-        except DataError as error:
-            if last is None:
-                raise
-            raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
         if last is None and self._aside:
             self._before = {"sft/held_out_loss_before": await self._held_out(1, training)}
         return done, training

@@ -12,6 +12,7 @@ from turncredit.loop.demonstrations import Collected, Wanted, open_source, recor
 from turncredit.loop.experts import experts
 from turncredit.loop.hinted import hinted
 from turncredit.loop.listener import Listener
+from turncredit.loop.parts import open_backend
 from turncredit.loop.rollout import Limits
 from turncredit.loop.sft_settings import EXPERTS, Settings
 from turncredit.loop.weights import sampler_weights
@@ -36,12 +37,13 @@ def open_parts(settings: Settings) -> Parts:
     Raises:
         ConfigError: the backend lacks the loss, or the model reads less than a budget; the
             environment has no such split; the hint cannot serve a student.
+        BackendError: a paid service, and no key for it.
         MissingExtra: a component needs a package that is not installed.
     """
     schedule, budget = settings.schedule, settings.rollout
     environment = settings.env.load("env").create(settings.env.config)
     environment = hinted(environment, settings.hint)
-    backend: Backend = settings.backend.load("backend").create(settings.backend.config)
+    backend = open_backend(settings.backend)
     if LOSS not in (losses := backend.capabilities().losses):
         raise ConfigError(
             f'backend {settings.backend.name} has no loss "{LOSS}" (it has '

@@ -14,7 +14,6 @@ from typing import Any
 from turncredit.backends import selfcheck
 from turncredit.config import Run
 from turncredit.core.datum import Datum
-from turncredit.core.errors import DataError
 from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
 from turncredit.core.types import Credit
 from turncredit.loop import ending, metrics
@@ -32,6 +31,7 @@ from turncredit.loop.data import (
 )
 from turncredit.loop.listener import Listener
 from turncredit.loop.looking import Looked, Looking
+from turncredit.loop.origins import check_origins, stepping_back
 from turncredit.loop.parts import Parts
 from turncredit.loop.probing import probed
 from turncredit.loop.remarks import refuse_hopeless, remarks
@@ -40,6 +40,7 @@ from turncredit.loop.standing import Standing
 from turncredit.loop.teachers import started_from
 from turncredit.loop.updating import updated
 from turncredit.loop.watching import training as trained
+from turncredit.loop.weights import sampler_weights
 from turncredit.record import ledger as ledgers
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
@@ -127,26 +128,35 @@ class Trainer:
         self._folder.truncate_after(done)
         self._at = Standing(made=done, saved=done)
         self._accounts.resume(self._folder.ledger())
-        self._accounts.keep_spending(self._folder)
+        if remark := self._accounts.keep_spending(self._folder):
+            self._listener.note(remark)
         if lost := set(range(1, done + 1)) - {row["step"] for row in self._folder.metrics()}:
             self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
+        with stepping_back(self._folder, last):
+            await self._check_origins(last)
         await self._probe(done)
-        try:
+        with stepping_back(self._folder, last):
             training = await self._parts.backend.create_training_client(
                 seed=self._run.schedule.seed,
                 save_dir=str(self._folder.checkpoint_dir),
                 from_state=self._folder.resolve(last["state"]) if last else None,
                 **({} if last else started_from(self._run)),
             )
-        except DataError as error:
-            if last is None:
-                raise
-            raise DataError(f"{error}. {self._folder.how_to_step_back()}") from error
         await self._looking.begin(training, last)
         await self._rollouts.begin(training, last)
         if last is None:
             await self._check_logprobs(training)
         return done, training
+
+    async def _check_origins(self, last: Mapping[str, Any] | None) -> None:
+        teacher = self._run.teacher.teacher_run
+        await check_origins(
+            self._parts.backend,
+            self._folder,
+            last,
+            first=started_from(self._run).get("from_weights"),
+            read=[sampler_weights(teacher)] if teacher else [],
+        )
 
     async def _probe(self, done: int) -> None:
         """Find out what a service does, on a run of its own that is thrown away."""

@@ -27,6 +27,7 @@ from turncredit.core.protocols import (
     Tokenizer,
     TrainingClient,
     UpdatingClient,
+    WeightsUse,
 )
 from turncredit.core.types import Ids, Usage
 from turncredit.loop.reads import Reads
@@ -107,6 +108,14 @@ class _Remote(Watched):
     """A `RemoteBackend` too."""
 
     _backend: Any
+
+    def check_key(self) -> None:
+        """The backend's."""
+        self._backend.check_key()
+
+    async def check_weights(self, path: str, *, use: WeightsUse) -> None:
+        """The backend's; it costs nothing."""
+        await self._backend.check_weights(path, use=use)
 
     @property
     def observed(self) -> Mapping[str, int]:

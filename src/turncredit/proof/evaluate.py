@@ -12,8 +12,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,17 @@ from turncredit.proof.results import (
 )
 from turncredit.record import atomic
 
-__all__ = ["Options", "Panel", "Player", "check_output", "evaluate", "game_seed", "panel"]
+__all__ = [
+    "Options",
+    "Panel",
+    "Player",
+    "check_output",
+    "claimed",
+    "evaluate",
+    "fill",
+    "game_seed",
+    "panel",
+]
 
 
 class Player(Protocol):
@@ -93,39 +103,63 @@ async def evaluate(
         The summary row.
 
     Raises:
-        ConfigError: `output` exists and neither `overwrite` nor `resume` fits it.
+        ConfigError: `output` exists and neither `overwrite` nor `resume` fits it; or another
+            process is writing it.
         DataError: `output` is to be resumed but is damaged.
     """
     options, path = options or Options(), Path(output)
     check_output(path, options)
+    with claimed(path):
+        return await fill(panel, player, path, options, environment=environment)
+
+
+@contextmanager
+def claimed(output: Path) -> Iterator[None]:
+    """Hold an output: what is paid for inside is for nothing that another process writes.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    with atomic.locked(output.with_name(output.name + ".lock"), f"evaluation {output}"):
+        yield
+
+
+async def fill(
+    panel: Panel,
+    player: Player,
+    output: Path,
+    options: Options,
+    *,
+    environment: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """`evaluate` for who has `claimed` the output already."""
     settings = _plain(
         {"environment": dict(environment or {}), "seed": options.seed, **player.settings}
     )
     began = time.monotonic()
-    with atomic.locked(path.with_name(path.name + ".lock"), f"evaluation {path}"):
-        done = _prepare(path, panel, settings, options)
-        if done and done[-1]["kind"] == "summary":
-            return dict(done[-1])
-        games = [game_from_row(row) for row in done]
-        snapshots: set[str] = set()
-        resumed = len(games)
-        async with aclosing(_play(panel, player, options, first=resumed)) as played:
-            async for trajectory in played:
-                row = game_row(len(games), trajectory, panel=panel.hash, settings=settings)
-                atomic.append_line(path, row)
-                games.append(game_from_row(row))
-                snapshots.add(trajectory.snapshot_id)
-                options.on_game(row)
-        summary = _summary(panel, settings, games) | {
-            "execution": {
-                "games_per_batch": options.games_per_batch,
-                "seconds": round(time.monotonic() - began, 3),
-                "resumed_after": resumed,
-                "snapshots": sorted(snapshots),
-            }
+    done = _prepare(output, panel, settings, options)
+    if done and done[-1]["kind"] == "summary":
+        return dict(done[-1])
+    games = [game_from_row(row) for row in done]
+    snapshots: set[str] = set()
+    resumed = len(games)
+    async with aclosing(_play(panel, player, options, first=resumed)) as played:
+        async for trajectory in played:
+            row = game_row(len(games), trajectory, panel=panel.hash, settings=settings)
+            atomic.append_line(output, row)
+            games.append(game_from_row(row))
+            snapshots.add(trajectory.snapshot_id)
+            options.on_game(row)
+    summary = _summary(panel, settings, games) | {
+        "execution": {
+            "games_per_batch": options.games_per_batch,
+            "seconds": round(time.monotonic() - began, 3),
+            "resumed_after": resumed,
+            "snapshots": sorted(snapshots),
         }
-        atomic.append_line(path, summary)
-        _aside(path).unlink(missing_ok=True)
+    }
+    atomic.append_line(output, summary)
+    _aside(output).unlink(missing_ok=True)
     return summary
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from turncredit.record.atomic import Lines
 
 LINES = ("metrics.jsonl", "ledger.jsonl", "checkpoints.jsonl")
 _OURS = ("config.json", "environment.json", *LINES, "trajectories", "checkpoints")
-_OURS_LATER = ("probe.json", "spent.json", "audit.json", "report.html", "mirrors", "run.lock")
+# What a start leaves behind that made nothing: it is written again, or goes on counting.
+_NOTES = ("probe.json", "spent.json", "mirrors", "run.lock")
+_OURS_LATER = (*_NOTES, "audit.json", "report.html")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 _TEACHER = re.compile(r"teacher-(\d{6,})")
 _BEHIND = re.compile(r"behind-(\d{6,})")
@@ -40,6 +42,27 @@ def foreign(run: Path) -> Iterator[str]:
         for place in (run / folder).glob("*"):
             if not any(p.fullmatch(place.name) for p in (*patterns, _TEMPORARY)):
                 yield f"{folder}/{place.name}"
+
+
+def made(run: Path, *, but: Collection[int] = ()) -> Iterator[str]:
+    """What a run has in its folder beside its settings and notes; nothing after a failed start.
+
+    Args:
+        run: the folder.
+        but: trajectories of these steps do not count.
+    """
+    begun = (run / "environment.json").is_file()  # else its config.json may be anybody's
+    settings = ("environment.json", "config.json") if begun else ()
+    spared = {trajectory_path(run, step) for step in but}
+    for place in sorted(run.glob("*")):
+        if place.name in (*_NOTES, *settings) or _TEMPORARY.fullmatch(place.name):
+            continue
+        if place.is_dir():
+            filled = any(found not in spared for found in place.iterdir())
+        else:
+            filled = place.name not in LINES or place.stat().st_size > 0
+        if filled:
+            yield place.name
 
 
 def trajectory_steps(run: Path) -> list[int]:

@@ -11,15 +11,14 @@ Steps count updates: step n is the n-th update, and checkpoint n holds the weigh
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from turncredit.core.errors import AlignmentError, ConfigError, DataError
 from turncredit.core.types import Credit, Group
-from turncredit.record import atomic, layout, packed, rewind
+from turncredit.record import atomic, fresh, layout, packed, rewind
 from turncredit.record.rows import Recorded
 
 
@@ -28,40 +27,47 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held = False
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────
 
     @classmethod
-    def create(cls, path: str | Path, *, overwrite: bool = False) -> RunFolder:
-        """A fresh folder at `path`.
+    def create(
+        cls, path: str | Path, *, overwrite: bool = False, remade: Collection[int] = ()
+    ) -> RunFolder:
+        """A fresh folder at `path`; see `begun`."""
+        with cls.begun(path, overwrite=overwrite, remade=remade) as folder:
+            return folder
+
+    @classmethod
+    @contextmanager
+    def begun(
+        cls, path: str | Path, *, overwrite: bool = False, remade: Collection[int] = ()
+    ) -> Iterator[RunFolder]:
+        """A fresh folder at `path`, held until the end of the block.
+
+        A folder in which a start made nothing is taken as it is: what was spent there, and what a
+        service was found to do, stays written down.
+
+        Args:
+            path: of the folder.
+            overwrite: an existing run is removed first.
+            remade: steps whose trajectories are removed: the caller makes them again.
 
         Raises:
-            ConfigError: it exists and is not empty, and `overwrite` is False; or it holds
-                files that are no run's, which are never removed.
+            ConfigError: there is a run already, and `overwrite` is False; it is being written; or
+                there are files that are no run's, which are never removed.
         """
         folder = cls(Path(path))
-        if folder.path.exists() and not folder.path.is_dir():
-            raise ConfigError(f"{path} is a file, not a run folder. Choose another run name.")
-        found = sorted(p.name for p in folder.path.iterdir()) if folder.path.exists() else []
-        if found and not overwrite:
-            raise ConfigError(
-                f"{path} exists already. Choose another run name, continue it with --resume, "
-                "or replace it with --overwrite."
-            )
-        if foreign := sorted(layout.foreign(folder.path)):
-            raise ConfigError(
-                f"{path} holds {', '.join(foreign[:3])}, which no run wrote: not replaced. "
-                "Choose another run name."
-            )
+        fresh.check_free(folder.path, overwrite=overwrite, remade=remade)
         folder.path.mkdir(parents=True, exist_ok=True)
-        with folder.locked():  # a live run is never removed
-            for name in found:
-                target = folder.path / name
-                if target.is_dir() and not target.is_symlink():
-                    shutil.rmtree(target)
-                elif name != "run.lock":
-                    target.unlink()
-        return folder
+        with folder.locked():  # a live run is never removed, nor what it made since we looked
+            fresh.check_free(folder.path, overwrite=overwrite, remade=remade)
+            if overwrite:
+                fresh.clear(folder.path)
+            for step in remade:
+                layout.trajectory_path(folder.path, step).unlink(missing_ok=True)
+            yield folder
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -80,11 +86,20 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Hold the run while writing it; a second writer is refused.
 
+        Who holds it already goes on holding it.
+
         Raises:
             ConfigError: another process is writing this run.
         """
-        with atomic.locked(self.path / "run.lock", f"run {self.path}"):
+        if self._held:
             yield
+            return
+        with atomic.locked(self.path / "run.lock", f"run {self.path}"):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     # ── whole files ──────────────────────────────────────────────────────────────────────────
 
@@ -167,11 +182,13 @@ class RunFolder:
 
     def how_to_step_back(self) -> str:
         """What to do when the newest checkpoint cannot be read."""
-        steps = [row["step"] for row in self.checkpoints()]
+        found = self.checkpoints()
         file = self.path / "checkpoints.jsonl"
-        if len(steps) < 2:
+        if len(found) < 2:
             return f"There is no earlier checkpoint: empty {file} to begin again from update 1"
-        return f"Delete the last line of {file} and the folder it names to go on from {steps[-2]}"
+        # What lies on a service has no folder here.
+        folder = "" if "://" in str(found[-1].get("state")) else " and the folder it names"
+        return f"Delete the last line of {file}{folder} to go on from {found[-2]['step']}"
 
     @property
     def checkpoint_dir(self) -> Path:

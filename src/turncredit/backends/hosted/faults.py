@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from turncredit.core.errors import BackendError
 
@@ -49,6 +51,10 @@ class SnapshotExpired(HostedError):
     """The weights a sampling client is bound to are gone."""
 
 
+class StateGone(SnapshotExpired):
+    """The training state that a run was to go on from, or begin with, is gone."""
+
+
 class StateUncertain(HostedError):
     """A training call ended without an answer: nobody knows whether it was applied."""
 
@@ -84,6 +90,26 @@ def shortened(text: str) -> str:
     """The first line or two of a service's own words."""
     words = " ".join(text.split())
     return words if len(words) <= _SHORT else words[: _SHORT - 1] + "…"
+
+
+@contextmanager
+def of_state(service: str, uri: str) -> Iterator[None]:
+    """Around what loads a training state: weights that are gone are this state.
+
+    Raises:
+        StateGone: it is gone. What is said of temporary weights is no help there.
+    """
+    try:
+        yield
+    except (SnapshotExpired, InvalidRequest) as error:
+        own = error.__cause__ or error  # the SDK's
+        if isinstance(error, InvalidRequest) and getattr(own, "status_code", 0) != 404:
+            raise
+        words = shortened(getattr(own, "message", "") or str(own)).rstrip(".")
+        raise StateGone(
+            f"{service} no longer has the training state {uri} ({words}): it was deleted there, or "
+            "its time was over"
+        ) from error
 
 
 def uncertain(service: str, what: str, cause: str) -> StateUncertain:

@@ -1,4 +1,4 @@
-"""The maths behind a loopback server: training runs, saved weights, samplers of one backend.
+"""The maths behind a loopback server: training runs and samplers of one backend.
 
 Built on `core.protocols` alone. What services are known to do differently is a `Quirk`, so that
 the probe of a hosted backend can be shown each of them.
@@ -7,21 +7,17 @@ the probe of a hosted backend can be shown each of them.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-from uuid import uuid4
+from typing import Any
 
 import numpy as np
 
 from turncredit.backends.hosted.normalise import Reduction, Totals, shares, weighted
 from turncredit.backends.hosted.shift import Shifted, unshift
-from turncredit.core.errors import BackendError, ConfigError
+from turncredit.backends.loopback.shelf import Expired, NotFound, Saved, Shelf
 from turncredit.core.protocols import (
     AdamParams,
     Backend,
@@ -33,16 +29,6 @@ from turncredit.core.protocols import (
     TrainingClient,
 )
 from turncredit.core.types import Ids
-
-Kind = Literal["training_state", "sampler_weights"]
-
-
-class NotFound(BackendError):
-    """No such run, or no such saved weights; the protocol's 404."""
-
-
-class Expired(BackendError):
-    """The weights were there and their time is over; the protocol's 404 or 410."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,29 +50,6 @@ class Quirks:
     drops_first: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """Weights a client can name.
-
-    Attributes:
-        run: the training run that saved them.
-        kind: with optimizer, or for samplers.
-        name: unique within run and kind.
-        path: what the backend gave, or "" for weights that are only in memory.
-        sampler_path: of a training state, its weights alone.
-        expires: seconds of the clock, or None.
-        about: what was said of the run when it was opened.
-    """
-
-    run: str
-    kind: Kind
-    name: str
-    path: str
-    sampler_path: str = ""
-    expires: float | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class _Run:
     """One training run; its lock keeps training operations in order of arrival."""
@@ -98,10 +61,13 @@ class _Run:
 
 
 class Muscle:
-    """Runs, saved weights and samplers, by the names clients use.
+    """Runs and samplers, by the names clients use.
 
-    Saved weights outlive the process (an index lies beside them); runs and temporary weights
-    do not, as with a service whose worker is lost.
+    Saved weights outlive the process; runs and temporary weights do not, as with a service whose
+    worker is lost.
+
+    Attributes:
+        shelf: the saved weights.
     """
 
     def __init__(
@@ -113,13 +79,10 @@ class Muscle:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.backend, self.folder, self.quirks = backend, folder, quirks or Quirks()
-        self._clock = clock
         self._runs: dict[str, _Run] = {}
         self._temporary: dict[tuple[str, str], SamplingClient] = {}
         self._loaded: dict[str, SamplingClient] = {}
-        self._index = folder / "index.json"
-        rows = json.loads(self._index.read_text()) if self._index.exists() else []
-        self._saved = {_key(saved): saved for saved in (Saved(**row) for row in rows)}
+        self.shelf = Shelf(folder, clock)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────
 
@@ -139,7 +102,7 @@ class Muscle:
         """
         origin: dict[str, str] = {}
         if source is not None:
-            self._check_fresh(source)
+            self.shelf.check_fresh(source)
             if optimizer and not self.quirks.forgets_optimizer:
                 origin = {"from_state": source.path}
             else:
@@ -162,7 +125,7 @@ class Muscle:
         self._runs.pop(run, None)
         for key in [key for key in self._temporary if key[0] == run]:
             await self._temporary.pop(key).close()
-            self._saved.pop((run, "sampler_weights", key[1]), None)
+            self.shelf.forget(run, "sampler_weights", key[1])
 
     # ── training ─────────────────────────────────────────────────────────────────────────────
 
@@ -224,17 +187,17 @@ class Muscle:
         """Weights with optimizer, and beside them the weights alone (for loads without)."""
         found = self._run(run)
         async with found.lock:
-            folder = self._place(run, "training_state", name, overwrite=overwrite)
+            folder = self.shelf.place(run, "training_state", name, overwrite=overwrite)
             path = await found.training.save_state(folder)
             weights = await found.training.save_weights_for_sampler(folder)
-        return self._keep(
+        return self.shelf.keep(
             Saved(
                 run=run,
                 kind="training_state",
                 name=name,
                 path=path,
                 sampler_path=weights,
-                expires=self._until(ttl),
+                expires=self.shelf.until(ttl),
                 about=found.about,
             )
         )
@@ -251,45 +214,23 @@ class Muscle:
         """Weights for sampling; `temporary` ones live in memory and end with the run."""
         found = self._run(run)
         async with found.lock:
-            folder = self._place(run, "sampler_weights", name, overwrite=overwrite)
+            folder = self.shelf.place(run, "sampler_weights", name, overwrite=overwrite)
             if temporary:
                 client = await found.training.save_weights_and_get_sampling_client()
                 self._temporary[run, name] = client
                 path = ""
             else:
                 path = await found.training.save_weights_for_sampler(folder)
-        return self._keep(
+        return self.shelf.keep(
             Saved(
                 run=run,
                 kind="sampler_weights",
                 name=name,
                 path=path,
-                expires=self._until(ttl),
+                expires=self.shelf.until(ttl),
                 about=found.about,
             )
         )
-
-    def saved(self, run: str, kind: Kind, name: str) -> Saved:
-        """Saved weights by name.
-
-        Raises:
-            NotFound: there are none.
-            Expired: their time is over.
-        """
-        found = self._saved.get((run, kind, name))
-        if found is None:
-            raise NotFound(f"no {kind} {name!r} of run {run!r}", code="not_found")
-        self._check_fresh(found)
-        return found
-
-    def expire(self, saved: Saved) -> None:
-        """End the time of saved weights now (a fault plan does)."""
-        self._saved[_key(saved)] = replace(saved, expires=self._clock() - 1.0)
-
-    def all_saved(self) -> list[Saved]:
-        """Everything saved and not yet expired, oldest first."""
-        now = self._clock()
-        return [s for s in self._saved.values() if s.expires is None or s.expires > now]
 
     # ── sampling ─────────────────────────────────────────────────────────────────────────────
 
@@ -303,7 +244,7 @@ class Muscle:
             if "" not in self._loaded:
                 self._loaded[""] = await self.backend.create_sampling_client()
             return self._loaded[""]
-        self._check_fresh(saved)
+        self.shelf.check_fresh(saved)
         if self.quirks.live_samplers and saved.run in self._runs:
             training = self._run(saved.run).training
             return await training.save_weights_and_get_sampling_client()
@@ -351,40 +292,6 @@ class Muscle:
         if run not in self._runs:
             raise NotFound(f"no training run {run!r}", code="run_not_found")
         return self._runs[run]
-
-    def _until(self, ttl: float | None) -> float | None:
-        return None if ttl is None else self._clock() + ttl
-
-    def _check_fresh(self, saved: Saved) -> None:
-        now = self._saved.get(_key(saved), saved)
-        if now.expires is not None and now.expires <= self._clock():
-            raise Expired(
-                f"{saved.kind} {saved.name!r} of run {saved.run!r} expired", code="expired"
-            )
-
-    def _place(self, run: str, kind: Kind, name: str, *, overwrite: bool) -> str:
-        """A folder name never used before: backends do not overwrite."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
-            raise ConfigError(f"{name!r} is no name for saved weights: use letters, digits and -._")
-        if (run, kind, name) in self._saved and not overwrite:
-            raise ConfigError(f"{kind} {name!r} of run {run!r} exists: use another name")
-        return f"{kind}-{name}-{uuid4().hex[:8]}"
-
-    def _keep(self, saved: Saved) -> Saved:
-        self._saved[_key(saved)] = saved
-        rows = [asdict(each) for each in self._saved.values() if each.path]
-        self._index.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._index.with_suffix(".tmp")
-        with beside.open("w") as file:
-            json.dump(rows, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._index)
-        return saved
-
-
-def _key(saved: Saved) -> tuple[str, str, str]:
-    return saved.run, saved.kind, saved.name
 
 
 def _read_whole(row: Shifted, loss_fn: str) -> Shifted:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
 from turncredit.backends.loopback.http import Reply, json_reply
-from turncredit.backends.loopback.muscle import Expired, NotFound
+from turncredit.backends.loopback.shelf import Expired, NotFound
 from turncredit.core.errors import BackendError, TurncreditError
 
 Work = Callable[[], Awaitable[Reply]]

@@ -15,7 +15,7 @@ import msgpack
 from turncredit.backends.hosted import uris
 from turncredit.backends.hosted.normalise import Totals
 from turncredit.backends.loopback.http import Reply, Request, json_reply
-from turncredit.backends.loopback.muscle import Expired, Muscle, NotFound, Saved
+from turncredit.backends.loopback.muscle import Muscle
 from turncredit.backends.loopback.pytrio_wire import (
     Failure,
     packed,
@@ -24,6 +24,7 @@ from turncredit.backends.loopback.pytrio_wire import (
     tokens_of,
     usage_of,
 )
+from turncredit.backends.loopback.shelf import Expired, NotFound, Saved
 from turncredit.core.errors import TurncreditError
 from turncredit.core.protocols import AdamParams, SamplingParams
 from turncredit.core.types import Usage
@@ -157,7 +158,7 @@ class Actor:
         source = None
         if text := payload.get("checkpoint_uri"):
             uri = uris.parse(text, "trio")
-            source = self._muscle.saved(uri.run, "training_state", uri.name)
+            source = self._muscle.shelf.find(uri.run, "training_state", uri.name)
         await self._muscle.open_run(
             run,
             seed=payload["lora_config"].get("seed") or 0,

@@ -12,8 +12,10 @@ from uuid import uuid4
 
 from turncredit.backends.hosted import uris
 from turncredit.backends.loopback.http import Reply, Request, json_reply
-from turncredit.backends.loopback.muscle import Expired, Muscle, NotFound, Saved
+from turncredit.backends.loopback.muscle import Muscle
 from turncredit.backends.loopback.pytrio_actor import Actor
+from turncredit.backends.loopback.pytrio_answers import listed, now, of_run, of_session
+from turncredit.backends.loopback.shelf import Expired, NotFound, Saved
 from turncredit.core.errors import ConfigError
 
 _KINDS = {"state": "training_state", "sampler": "sampler_weights"}
@@ -99,6 +101,7 @@ class Control:
             ("PATCH", re.compile(sessions + r"/([^/]+)/training-runs/([^/]+)"), self._rebind),
             ("POST", re.compile(sessions + r"/([^/]+)/sampling-runs"), self._sample),
             ("GET", re.compile(api + r"/training-runs/by-checkpoint-uri"), self._by_uri),
+            ("GET", re.compile(api + r"/training-runs/([^/]+)"), self._training_run),
             ("POST", re.compile(api + r"/(?:training|sampling)-runs/([^/]+)/renew"), self._renew),
             ("GET", re.compile(api + r"/checkpoints"), self._checkpoints),
         ]
@@ -157,8 +160,8 @@ class Control:
             "sample_available": True,
             "trainer": self.offer.limits(),
             "sampler": self.offer.limits(),
-            "created_at": _now(),
-            "updated_at": _now(),
+            "created_at": now(),
+            "updated_at": now(),
         }
         return {"items": [item], "total": 1, "limit": 100, "offset": 0}
 
@@ -167,11 +170,11 @@ class Control:
     async def _open(self, request: Request) -> Any:
         session = f"session-{uuid4().hex[:12]}"
         self._sessions[session] = []
-        return {**_of_session(session), "created_at": _now()}
+        return {**of_session(session), "created_at": now()}
 
     async def _renew_session(self, request: Request, session: str) -> Any:
         self._session(session)
-        return {**_of_session(session), "updated_at": _now()}
+        return {**of_session(session), "updated_at": now()}
 
     async def _close(self, request: Request, session: str) -> Any:
         for run in self._sessions.pop(session, []):
@@ -242,8 +245,15 @@ class Control:
         assert saved is not None
         return dict(saved.about)
 
+    async def _training_run(self, request: Request, run: str) -> Any:
+        """What is known of a run by what it saved: the run itself may have ended long ago."""
+        saved = [each for each in self.muscle.shelf.present() if each.run == run]
+        if not saved:
+            raise Refused(404, "training_run_not_found", f"no run {run}")
+        return of_run(run, saved[-1].about)
+
     async def _checkpoints(self, request: Request) -> Any:
-        rows = [_listed(saved, self.offer.model) for saved in self.muscle.all_saved()]
+        rows = [listed(saved, self.offer.model) for saved in self.muscle.shelf.present()]
         return {"checkpoints": rows, "cursor": {"limit": 100, "offset": 0, "total": len(rows)}}
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
@@ -252,7 +262,7 @@ class Control:
         host = request.headers.get("host", "127.0.0.1")
         later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
         return {
-            **_of_session(session),
+            **of_session(session),
             name: f"{prefix}-{uuid4().hex[:12]}",
             "run_index": len(self._runs) + 1,
             "model_spec_cuid": "model_1",
@@ -265,7 +275,7 @@ class Control:
                 "tls_enabled": False,
             },
             "actor_jwt": {"token": "loopback", "expires_at": later},
-            "created_at": _now(),
+            "created_at": now(),
         }
 
     def _check_model(self, model: str) -> None:
@@ -283,43 +293,8 @@ class Control:
             uri = uris.parse(text, "trio")
             if trains and uri.kind != "state":
                 raise Refused(400, "checkpoint_invalid_type", f"{text} is no training checkpoint")
-            return self.muscle.saved(uri.run, _KINDS[uri.kind], uri.name)  # type: ignore[arg-type]
+            return self.muscle.shelf.find(uri.run, _KINDS[uri.kind], uri.name)  # type: ignore[arg-type]
         except (NotFound, Expired) as error:
             raise Refused(404, "checkpoint_not_found", str(error)) from error
         except ConfigError as error:
             raise Refused(400, "validation_failed", str(error)) from error
-
-
-def _of_session(session: str) -> dict[str, Any]:
-    return {
-        "service_session_cuid": session,
-        "workspace_cuid": "workspace_1",
-        "status": "RUNNING",
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
-
-
-def _listed(saved: Saved, model: str) -> dict[str, Any]:
-    kind = "Train" if saved.kind == "training_state" else "Sampler"
-    return {
-        "cuid": f"checkpoint-{saved.name}",
-        "checkpoint_cuid": f"checkpoint-{saved.name}",
-        "training_run_cuid": saved.run,
-        "name": saved.name,
-        "checkpoint_type": kind,
-        "status": "READY",
-        "checkpoint_uri": f"trio://{saved.run}/{saved.kind}/{saved.name}",
-        "model": model,
-        "base_model": model,
-        "model_spec_cuid": "model_1",
-        "task_id": saved.run,
-        "task_created_at": _now(),
-        "task_status": "RUNNING",
-        "path": saved.path,
-        "created_at": _now(),
-        "lora_rank": saved.about.get("lora_rank", 32),
-        "is_uploaded": True,
-    }

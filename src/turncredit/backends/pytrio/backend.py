@@ -11,18 +11,18 @@ from types import ModuleType
 from typing import Any
 
 from turncredit.backends import contract
-from turncredit.backends.hosted import reach, uris
+from turncredit.backends.hosted import faults, keys, reach, uris
 from turncredit.backends.hosted.calls import Calls, Counts
 from turncredit.backends.hosted.normalise import shares
+from turncredit.backends.hosted.origins import check_fit, origin_of
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.pytrio import CAPABILITIES, Config, versions
 from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.backends.pytrio.training import PytrioTrainingClient
-from turncredit.core.errors import ConfigError
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import Capabilities
+from turncredit.core.protocols import Capabilities, WeightsUse
 from turncredit.core.types import Usage
 
 
@@ -63,6 +63,34 @@ class PytrioBackend:
         """How answers looked before they were normalised, for the probe."""
         return self._shared.observed
 
+    def check_key(self) -> None:
+        """Refuse to go on without a key.
+
+        Raises:
+            AuthFailed: there is none.
+        """
+        keys.check_key("pytrio", self._address)
+
+    async def check_weights(self, path: str, *, use: WeightsUse) -> None:
+        """Refuse saved weights that are gone, or of another model or rank.
+
+        Raises:
+            ConfigError: they do not fit; or not a trio:// URI.
+            StateGone: training cannot go on from them.
+        """
+        uri = uris.parse(path, "trio")
+        uri = uri if use == "sample" else uri.as_kind("state")
+        service = await self._open()
+        found = await origin_of(
+            "PyTRIO",
+            uri,
+            lambda: self._shared.call(
+                f"looking at {uri}", lambda: versions.look(service, uri), repeat=True
+            ),
+        )
+        config = self.config
+        check_fit(path, found, use, base_model=config.base_model, lora_rank=config.lora_rank)
+
     def use_reduction(self, reduction: str) -> None:
         """What the service was found to make of per-token losses.
 
@@ -99,20 +127,15 @@ class PytrioBackend:
         service = await self._open()
         if from_state:
             uri = str(uris.state(from_state, "trio"))
-            client = await self._shared.call(
-                "resuming",
-                _bound(service.create_training_client_from_state_with_optimizer_async, uri),
-            )
+            load = service.create_training_client_from_state_with_optimizer_async
+            client = await self._loaded(load, uri, "resume")
         elif from_weights:
             # Nothing trains from sampler weights: the state of the same name has the same ones.
             uri = str(uris.parse(from_weights, "trio").as_kind("state"))
-            client = await self._shared.call(
-                "starting from weights",
-                _bound(service.create_training_client_from_state_async, uri),
-            )
+            load = service.create_training_client_from_state_async
+            client = await self._loaded(load, uri, "begin")
         else:
             client = await self._shared.call("starting a run", lambda: self._fresh(service, seed))
-        self._check_rank(client, from_state or from_weights)
         return PytrioTrainingClient(self._shared, client)
 
     async def create_sampling_client(
@@ -166,7 +189,7 @@ class PytrioBackend:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._service is None:
-                await asyncio.to_thread(reach.check, "pytrio", self.config.base_url)
+                await asyncio.to_thread(reach.check, "pytrio", self._address)
                 self._service = await self._shared.call(
                     "opening a session", lambda: asyncio.to_thread(self._connect)
                 )
@@ -180,7 +203,7 @@ class PytrioBackend:
             settings["base_url"] = self.config.base_url
         versions.configure(self._trio, settings)
         key = os.environ.get("PYTRIO_API_KEY", "").strip()
-        if not key and self.config.base_url.startswith(reach.LOCAL):
+        if not key and self._address.startswith(reach.LOCAL):
             key = "loopback"  # a service on this machine has no accounts
         return self._trio.ServiceClient(api_key=key or None)
 
@@ -195,13 +218,14 @@ class PytrioBackend:
             train_unembed=config.train_unembed,
         )
 
-    def _check_rank(self, client: Any, origin: str | None) -> None:
-        rank = versions.rank_of(client)
-        if origin and rank is not None and rank != self.config.lora_rank:
-            raise ConfigError(
-                f"{origin} was saved with --lora-rank {rank}, this run has {self.config.lora_rank}"
-            )
+    async def _loaded(
+        self, load: Callable[[str], Awaitable[Any]], uri: str, use: WeightsUse
+    ) -> Any:
+        await self.check_weights(uri, use=use)
+        with faults.of_state("PyTRIO", uri):
+            return await self._shared.call(f"loading {uri}", lambda: load(uri))
 
-
-def _bound(make: Callable[[str], Awaitable[Any]], uri: str) -> Callable[[], Awaitable[Any]]:
-    return lambda: make(uri)
+    @property
+    def _address(self) -> str:
+        """Of the service; empty: its maker's, or that of the SDK's profile."""
+        return self.config.base_url or os.environ.get("PYTRIO_BASE_URL", "").strip()

@@ -6,16 +6,18 @@ Names are looked up, not versions, so that a release that changes nothing here w
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 from turncredit.backends.hosted.faults import scrubbed, shortened
-from turncredit.core.errors import ConfigError
+from turncredit.backends.hosted.uris import Uri
+from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.registry import require
 
 OLDEST = (0, 2, 8)
@@ -103,9 +105,22 @@ def training_id(client: Any) -> str:
     return str(getattr(client, "training_run_cuid", None) or client.task_id)
 
 
-def rank_of(client: Any) -> int | None:
-    """The LoRA rank of a training run, where the release tells."""
-    return getattr(getattr(client, "lora", None), "rank", None)
+def look(service: Any, uri: Uri) -> Awaitable[Any]:
+    """Ask what made saved weights: its answer has `base_model` and `lora_rank`.
+
+    Of a training state as the SDK itself does before it loads one.
+
+    Raises:
+        BackendError: this release has another way to ask.
+    """
+    rest = service.create_rest_client()
+    try:
+        if uri.kind == "state":
+            find = rest._control_client.find_training_run_by_checkpoint_uri
+            return rest._call_control(functools.partial(find, str(uri)))
+        return rest.get_training_run_async(uri.run, access_scope="accessible")
+    except AttributeError as error:
+        raise BackendError("this release of the SDK does not ask for that") from error
 
 
 def close(service: Any) -> None:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from turncredit.backends import contract
-from turncredit.backends.hosted import reach, uris
+from turncredit.backends.hosted import faults, keys, reach, uris
 from turncredit.backends.hosted.calls import Calls
+from turncredit.backends.hosted.origins import check_fit, origin_of
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.tinker import CAPABILITIES, Config, sdk
 from turncredit.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient, computed
 from turncredit.backends.tinker.link import Link
+from turncredit.core.errors import BackendError
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import Capabilities
+from turncredit.core.protocols import Capabilities, WeightsUse
 from turncredit.core.types import Usage
 
 _FAREWELL_S = 10.0
+# What a server without such an address answers (FastAPI's words), in place of one without weights.
+_UNKNOWN_ADDRESS = re.compile(r"""['"]detail['"]: ['"]Not Found['"]""")
 
 
 class TinkerBackend:
@@ -63,6 +68,27 @@ class TinkerBackend:
         counts = self._link.calls.counts
         return counts.abandoned, counts.abandoned_usage
 
+    def check_key(self) -> None:
+        """Refuse to go on without a key.
+
+        Raises:
+            AuthFailed: there is none.
+        """
+        keys.check_key("tinker", self._address)
+
+    async def check_weights(self, path: str, *, use: WeightsUse) -> None:
+        """Refuse saved weights that are gone, or of another model or rank.
+
+        Raises:
+            ConfigError: they do not fit; or not a tinker:// URI.
+            StateGone: training cannot go on from them.
+        """
+        uri = uris.parse(path, "tinker")
+        uri = uri if use == "sample" else uri.as_kind("state")
+        found = await origin_of("Tinker", uri, lambda: self._look(str(uri)))
+        config = self.config
+        check_fit(path, found, use, base_model=config.base_model, lora_rank=config.lora_rank)
+
     def listen(self, say: Callable[[str], None]) -> None:
         """Say in words when the service, or its SDK, makes us wait."""
         self._link.listen(say)
@@ -97,37 +123,20 @@ class TinkerBackend:
             BackendError: the service refuses.
         """
         contract.check_origin(from_state, from_weights)
-        service = await self._open()
-        if from_state or from_weights:
-            if from_state:
-                uri = uris.state(from_state, "tinker")
-                method = "create_training_client_from_state_with_optimizer"
-            else:
-                uri = uris.parse(str(from_weights), "tinker").as_kind("state")
-                method = "create_training_client_from_state"
-
-            async def call() -> Any:
-                return await sdk.made(service, method, str(uri))
-
-            what = f"loading {uri}"
-        else:
-
-            async def call() -> Any:
-                return await sdk.made(
-                    service,
-                    "create_lora_training_client",
-                    self.config.base_model,
-                    rank=self.config.lora_rank,
-                    seed=seed,
-                    train_mlp=self.config.train_mlp,
-                    train_attn=self.config.train_attn,
-                    train_unembed=self.config.train_unembed,
-                )
-
-            what = f"making a training run of {self.config.base_model}"
+        service, base_model = await self._open(), self.config.base_model
         # A run that was asked for twice is two runs, but neither is harmed: safe to repeat.
-        client = await self._link.ask(what, call)
-        return TinkerTrainingClient(self._link, client, self.config.base_model)
+        if from_state:
+            uri = uris.state(from_state, "tinker")
+            method = "create_training_client_from_state_with_optimizer"
+            client = await self._loaded(service, method, str(uri), "resume")
+        elif from_weights:
+            uri = uris.parse(from_weights, "tinker").as_kind("state")
+            method = "create_training_client_from_state"
+            client = await self._loaded(service, method, str(uri), "begin")
+        else:
+            what = f"making a training run of {base_model}"
+            client = await self._link.ask(what, lambda: self._fresh(service, seed))
+        return TinkerTrainingClient(self._link, client, base_model)
 
     async def create_sampling_client(
         self, *, model_path: str | None = None
@@ -172,20 +181,60 @@ class TinkerBackend:
             async with asyncio.timeout(_FAREWELL_S):
                 await sdk.settled(service.close("success"))
 
+    async def _fresh(self, service: Any, seed: int) -> Any:
+        return await sdk.made(
+            service,
+            "create_lora_training_client",
+            self.config.base_model,
+            rank=self.config.lora_rank,
+            seed=seed,
+            train_mlp=self.config.train_mlp,
+            train_attn=self.config.train_attn,
+            train_unembed=self.config.train_unembed,
+        )
+
+    async def _loaded(self, service: Any, method: str, uri: str, use: WeightsUse) -> Any:
+        await self.check_weights(uri, use=use)
+        with faults.of_state("Tinker", uri):
+            return await self._link.ask(f"loading {uri}", lambda: sdk.made(service, method, uri))
+
+    async def _look(self, uri: str) -> Any:
+        """What the service says of saved weights; SkyRL knows states only."""
+        rest = sdk.rest(self._link.package, await self._open(), self._options)
+        try:
+            return await self._link.ask(
+                f"looking at {uri}",
+                lambda: sdk.settled(rest.get_weights_info_by_tinker_path(uri)),
+            )
+        except faults.SnapshotExpired as error:
+            if _UNKNOWN_ADDRESS.search(str(error)):
+                raise BackendError("this server is not asked for that") from error
+            raise
+
     async def _open(self) -> Any:
         """The session, begun at the first call: it asks for the key and reaches the service."""
         async with self._opening:
             if self._service is None:
-                await asyncio.to_thread(reach.check, "tinker", self.config.base_url)
+                await asyncio.to_thread(reach.check, "tinker", self._address)
                 self._service = await self._link.ask(
                     "opening a session", lambda: asyncio.to_thread(self._begin)
                 )
         return self._service
 
-    def _begin(self) -> Any:
+    @property
+    def _address(self) -> str:
+        """Of the service; empty: its maker's."""
+        return self.config.base_url or os.environ.get("TINKER_BASE_URL", "")
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """How the SDK reaches the service."""
         options = {"base_url": self.config.base_url} if self.config.base_url else {}
-        if self.config.base_url.startswith(reach.LOCAL) and not os.environ.get("TINKER_API_KEY"):
+        if self._address.startswith(reach.LOCAL) and not os.environ.get("TINKER_API_KEY"):
             options["api_key"] = "tml-loopback"  # a server on this machine has no accounts
-        service = self._link.package.ServiceClient(**options)
+        return options
+
+    def _begin(self) -> Any:
+        service = self._link.package.ServiceClient(**self._options)
         _ = service.holder  # made here, in a thread: it blocks until the service has answered
         return service

@@ -2,7 +2,7 @@
 
 What differs: old calls that make clients block and have an `_async` twin, new ones return futures
 (and warn about the twins); old sampling futures are plain `concurrent.futures`; suffix scoring and
-sample ids are new.
+sample ids are new; questions about saved weights no longer need a service client.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import os
 import re
+from collections.abc import Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from typing import Any
@@ -51,6 +52,14 @@ async def made(owner: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     if "Future" not in str(inspect.signature(call).return_annotation):
         call = getattr(owner, f"{method}_async")
     return await settled(call(*args, **kwargs))
+
+
+def rest(package: Any, service: Any, options: Mapping[str, Any]) -> Any:
+    """Who is asked about saved weights: made from a service, or by the same options without it."""
+    alone = getattr(package, "RestClient", None)
+    if alone is not None and takes(alone, "base_url"):
+        return alone(**options)
+    return service.create_rest_client()
 
 
 def takes(call: Any, parameter: str) -> bool:
