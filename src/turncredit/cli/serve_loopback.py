@@ -9,6 +9,7 @@ import argparse
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prices", default="", metavar="FILE", help="your own table of prices, for the bill")
     add("--priced-as", default="", metavar="MODEL", help="model whose price is asked [its own]")
     add("--reduction", choices=REDUCTIONS, default="token_sum", help="of token losses [token_sum]")
+    add("--max-seq-len", type=int, metavar="N", help="longer rows are refused [the model's]")
     add_flags(parser, local.Config, "policy")
 
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             folder,
             port=args.port,
             faults=plan,
-            quirks=Quirks(reduction=args.reduction),
+            quirks=Quirks(reduction=args.reduction, longest=args.max_seq_len),
         )
         held.enter_context(made.server)
         with suppress(KeyboardInterrupt), _ended_alike():
@@ -72,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         model = args.priced_as or config.base_model
         price, used = prices.find(args.service, model), made.billed()
         tokens = {kind: number for kind, number in asdict(used).items() if kind != "requests"}
-        print(f"\n{used.requests} requests, {len(plan.happened)} faults", flush=True)
+        kinds = Counter(kind for _, kind in plan.happened)
+        late = kinds.pop("delay", 0)  # nothing went wrong
+        print(f"\n{used.requests} requests, {kinds.total()} faults, {late} delays", flush=True)
         cached = "?" if used.cached is None else f"{used.cached:,}"
         print(
             f"read {used.prefill:,} tokens (from cache {cached}), sampled {used.sampled:,}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from turncredit.backends.pytrio import CAPABILITIES, Config, versions
 from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.backends.pytrio.training import PytrioTrainingClient
-from turncredit.core.errors import ConfigError
+from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
@@ -36,6 +37,7 @@ class PytrioBackend:
         self._trio = trio
         self._tokenizer: HfTokenizer | None = None
         self._service: Any = None
+        self._longest: int | None = None  # tokens of a row, once the service has said
         self._opening: asyncio.Lock | None = None
         self._shared = Shared(
             config=config,
@@ -55,8 +57,21 @@ class PytrioBackend:
         return replace(
             CAPABILITIES,
             loss_reduction=self._shared.reduction,
-            max_seq_len=self.config.max_seq_len,
+            max_seq_len=min(self.config.max_seq_len, self._longest or self.config.max_seq_len),
         )
+
+    async def reach(self) -> None:
+        """Open the session, and ask how long a row of the model may be."""
+        service = await self._open()
+        # A service that does not tell is no worse for it.
+        with contextlib.suppress(BackendError):
+            found = await self._shared.call(
+                "asking for its models", service.get_server_capabilities_async, repeat=True
+            )
+            for model in found.supported_models:
+                if model.model_name == self.config.base_model:
+                    limits = (model.training.max_seq_len, model.sampling.max_seq_len)
+                    self._longest = min((n for n in limits if n is not None), default=None)
 
     @property
     def observed(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import os
 import re
+import warnings
 from concurrent.futures import Future
 from importlib.metadata import version
 from typing import Any
@@ -51,6 +52,14 @@ async def made(owner: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     if "Future" not in str(inspect.signature(call).return_annotation):
         call = getattr(owner, f"{method}_async")
     return await settled(call(*args, **kwargs))
+
+
+async def offered(service: Any) -> Any:
+    """The models on offer. New versions warn that another client could be asked as well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pending = service.get_server_capabilities_async()
+    return await settled(pending)
 
 
 def takes(call: Any, parameter: str) -> bool:
