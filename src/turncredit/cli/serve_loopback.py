@@ -9,7 +9,6 @@ import argparse
 import signal
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import Any
 
 from turncredit.backends import local
 from turncredit.backends.hosted.normalise import REDUCTIONS
+from turncredit.backends.loopback.faults import Plan
 from turncredit.core.settings import add_flags, coerce
 
 HELP = "a PyTRIO or Tinker service on this machine, to rehearse a paid run"
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, then print the bill."""
-    from turncredit.backends.loopback.faults import Plan, parse
+    from turncredit.backends.loopback.faults import parse
     from turncredit.backends.loopback.muscle import Quirks
     from turncredit.backends.loopback.rehearsal import rehearsal
     from turncredit.record.prices import missing, read_prices
@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
         model = args.priced_as or config.base_model
         price, used = prices.find(args.service, model), made.billed()
         tokens = {kind: number for kind, number in asdict(used).items() if kind != "requests"}
-        kinds = Counter(kind for _, kind in plan.happened)
-        late = kinds.pop("delay", 0)  # nothing went wrong
-        print(f"\n{used.requests} requests, {kinds.total()} faults, {late} delays", flush=True)
+        print(f"\n{used.requests} requests, {happened(plan)}", flush=True)
         cached = "?" if used.cached is None else f"{used.cached:,}"
         print(
             f"read {used.prefill:,} tokens (from cache {cached}), sampled {used.sampled:,}, "
@@ -86,6 +84,13 @@ def run(args: argparse.Namespace) -> int:
         unknown = missing(args.service, model, prices)
         print(f"would have cost {bill or f'an unknown amount: {unknown}'}")
     return 0
+
+
+def happened(plan: Plan) -> str:
+    """What was injected: faults, and delays, by which nothing goes wrong."""
+    late = sum(kind == "delay" for _, kind in plan.happened)
+    wrong = len(plan.happened) - late
+    return f"{wrong} fault{'s' * (wrong != 1)}, {late} delay{'s' * (late != 1)}"
 
 
 def policy(given: dict[str, Any]) -> local.Config:

@@ -66,8 +66,7 @@ def rehearsal(
         from turncredit.backends.loopback.pytrio import serve
         from turncredit.backends.loopback.pytrio_control import Offer
 
-        longest = (quirks.longest if quirks else None) or positions(name)
-        offer = Offer(model=name, tokenizer=resolve(name), max_seq_len=longest)
+        offer = Offer(model=name, tokenizer=resolve(name), max_seq_len=positions(name))
         server, made = serve(maths, folder, offer=offer, quirks=quirks, faults=faults, port=port)
         return Rehearsal(server, lambda: made.actor.billed)
     from turncredit.backends.loopback.tinker import TinkerService

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -68,10 +68,7 @@ class PytrioBackend:
             found = await self._shared.call(
                 "asking for its models", service.get_server_capabilities_async, repeat=True
             )
-            for model in found.supported_models:
-                if model.model_name == self.config.base_model:
-                    limits = (model.training.max_seq_len, model.sampling.max_seq_len)
-                    self._longest = min((n for n in limits if n is not None), default=None)
+            self._longest = _longest(found.supported_models, self.config.base_model)
 
     @property
     def observed(self) -> dict[str, int]:
@@ -216,6 +213,16 @@ class PytrioBackend:
             raise ConfigError(
                 f"{origin} was saved with --lora-rank {rank}, this run has {self.config.lora_rank}"
             )
+
+
+def _longest(models: Sequence[Any], name: str) -> int | None:
+    """Tokens that a row of a model may have; of the only model on offer, whatever it is called."""
+    named = [model for model in models if model.model_name == name] or models
+    if len(named) != 1:
+        return None
+    model = named[0]
+    limits = (model.max_context_length, model.training.max_seq_len, model.sampling.max_seq_len)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _bound(make: Callable[[str], Awaitable[Any]], uri: str) -> Callable[[], Awaitable[Any]]:
