@@ -20,7 +20,8 @@ from turncredit.record.ledger import Ledger
 # The toy's games use all their turns, so that "at most" is few times what comes of them; more where
 # much is allowed that the toy does not need: batches in place of dropped groups, a transfer for
 # every turn, readings for step skills that its policy never writes.
-FACTOR, ALLOWED = 6.0, {"toy-dapo": 12.0, "toy-ucob": 8.0, "reflection": 12.0}
+FACTOR = 6.0
+ALLOWED = {"toy-dapo": 12.0, "toy-ucob": 8.0, "reflection": 12.0, "household-ucob": 20.0}
 SIZE = {"max_steps": 3, "tasks_per_update": 2, "group_size": 4, "save_every": 10}
 HERE = Place(characters=tabular.CHARACTERS)
 
@@ -75,6 +76,25 @@ def test_at_most_is_not_passed_and_not_far(
     factor = ALLOWED.get(run.hint.name, ALLOWED.get(recipe, FACTOR))
     assert sum(most.values()) <= factor * sum(found.values())
     assert sum(likely.values()) <= sum(most.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["agentopsd", "seed", "grsd", "tempo", "ucob"])
+def test_a_model_with_words_of_its_own_is_foretold(recipe: str, tmp_path: Path) -> None:
+    """Texts are counted by characters: what is likely is right within a factor of two."""
+    pytest.importorskip("torch", reason="the extra local is not installed")
+    asks = {"hint": {"analyser": "policy"}} if recipe in ("seed", "grsd") else {}
+    size = {"schedule": {"max_steps": 1, "tasks_per_update": 4}}
+    run = settings(tmp_path, f"household-{recipe}", **config.merge(asks, size))
+    likely, most = (forecast.together(parts) for parts in foreseen(run, Place()))
+    found = booked(run)
+    for kind in ("sampled", "trained"):
+        assert found[kind] <= most[kind]
+    read = [sum(n[kind] for kind in ("prefill", "teacher", "cached")) for n in (found, most)]
+    assert read[0] <= read[1]
+    totals = [sum(n.values()) for n in (likely, found, most)]
+    assert totals[1] / 2 <= totals[0] <= 2 * totals[1]
+    assert totals[2] <= ALLOWED.get(f"household-{recipe}", FACTOR) * totals[1]
 
 
 def test_a_teacher_that_ends_reads_no_more(tmp_path: Path) -> None:
