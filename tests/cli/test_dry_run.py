@@ -171,6 +171,10 @@ def test_hints_that_the_policy_does_not_write_cost_it_nothing(
     out = capsys.readouterr().out
     assert "in questions" not in out
     assert "read by teachers" in out
+    # Nor does a hint that nobody reads.
+    flags = ["--recipe", "household-grpo", "--hint", "reflection", "--dry-run"]
+    assert main(["train", *flags]) == 0
+    assert "in questions" not in capsys.readouterr().out
 
 
 # ── demonstrations ───────────────────────────────────────────────────────────────────────────

@@ -132,7 +132,7 @@ def _training(
         "": forecast.tokens(plan, passes=run.optim.epochs, cached=cached),
         ASKED: _asked(run, found, demand, plan, place, done, most=most),
         TRANSFERS: _transfers(run, plan, most=most),
-        START: at_start(place, checks=not done, most=most),
+        START: at_start(place, checks=not done, most=most) if plan.trajectories else {},
     }
 
 
@@ -142,6 +142,8 @@ def _method(run: Run) -> Any:
 
 def _taught(run: Run, done: int) -> float:
     """Share of the updates in which a teacher takes part."""
+    if not _method(run).NEEDS_TEACHER:
+        return 0.0
     settings, steps = run.teacher, range(done + 1, run.schedule.max_steps + 1)
     shares = [
         factor(
@@ -158,12 +160,10 @@ def _taught(run: Run, done: int) -> float:
 def _looks(run: Run, demand: Demand, plan: Plan, done: int, *, most: bool) -> float:
     """Readings of a trajectory: by the teacher, as the student, by the initial policy."""
     needs, settings, schedule = run.needs, run.teacher, run.schedule
-    looks = 0.0
-    if _method(run).NEEDS_TEACHER:
-        each = demand.looks if most else (demand.least_looks + demand.looks) / 2
-        noise = min(1.0, settings.noise_samples / (schedule.tasks_per_update * schedule.group_size))
-        each = min(each, 1 + plan.turns) * (2 if needs.vocabulary else 1)
-        looks += _taught(run, done) * (each + noise)
+    each = demand.looks if most else (demand.least_looks + demand.looks) / 2
+    each = min(each, 1 + plan.turns) * (2 if needs.vocabulary else 1)
+    noise = min(1.0, settings.noise_samples / (schedule.tasks_per_update * schedule.group_size))
+    looks = _taught(run, done) * (each + noise)
     if run.optim.kl_coefficient or REFERENCE in needs.streams:
         looks += 1
     # The student is rescored, should sampler and scorer not agree.

@@ -96,7 +96,7 @@ def of_sft(
             "sampled": scores,
             "trained": round(rows * lessons.length),
         },
-        START: at_start(place, checks=False, most=most),
+        START: at_start(place, checks=False, most=most) if left else {},
     }
 
 
