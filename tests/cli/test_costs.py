@@ -50,6 +50,13 @@ def test_everything_that_is_known() -> None:
         assert words in text, words
 
 
+def test_what_another_stage_had_cached_is_no_lower_bound() -> None:
+    shared = {**TOTALS, "tokens": {**TOKENS, "teacher": 556, "teacher_unique": 856}}
+    text = "\n".join(lines(shared, ""))
+    assert "by teachers 556 (856 distinct, some cached by other stages)" in text
+    assert "read 1.1 M (at least 1 M)" in text
+
+
 def test_what_is_unknown_is_not_zero() -> None:
     bare = {**TOTALS, "games": None, "flops": None, "floor_seconds": None, "money": None}
     text = "\n".join(lines(bare, "nobody knows"))

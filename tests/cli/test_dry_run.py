@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from turncredit import config
 from turncredit.cli.main import main
 from turncredit.core.errors import ConfigError
+from turncredit.core.looks import Demand
 from turncredit.loop import forecast
 from turncredit.loop.forecast import Game, Texts
+from turncredit.loop.forecast_run import Place, of_training
 from turncredit.record.ledger import Ledger
 from turncredit.record.runlog import RunFolder
 
@@ -60,10 +63,11 @@ def test_a_run_foretells_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_budgets_bound_the_plan() -> None:
     game = Game(turns=50, tokens=1000, action=100, admissible=True)
     likely, most = forecast.plans(Texts(200.0, 100.0), game, trajectories=8, group=4)
-    assert (most.turns, most.length) == (4, 1000)  # 200 + 4 (100 + 100)
+    assert (most.turns, most.length) == (50, 1000)
+    assert most.actions == pytest.approx(900 / 112 * 100)  # if nearly nothing is shown
     assert likely.length <= 1000
     counted = forecast.tokens(most)
-    assert counted["prefill"] == 8 * 4 * 600
+    assert counted["prefill"] == 8 * 50 * 600  # short actions leave room for all turns
     assert counted["cached"] == 0
     shared = forecast.tokens(most, cached=True)
     assert shared["prefill"] + shared["cached"] == counted["prefill"]
@@ -128,10 +132,133 @@ def test_at_most_is_what_the_settings_allow() -> None:
     most = {}
     for recipe in ("household-grpo", "household-dapo", "household-agentopsd"):
         run = config.build(config.read_recipe(recipe))
-        most[recipe] = forecast.tokens(forecast.of_training(run, found)[1])
+        most[recipe] = of_training(run, found, Demand(), Place())[1][""]
     plain, again, taught = most.values()
     # Groups that are dropped are played, too.
-    assert again["sampled"] == pytest.approx(10 * plain["sampled"], rel=1e-3)
+    assert again["sampled"] == pytest.approx(10 * plain["sampled"], rel=0.1)
     assert again["trained"] == pytest.approx(plain["trained"])
-    # A look at every trajectory, and the student rescored.
+    # The student is rescored, whatever the method, and a teacher looks at every trajectory.
+    assert plain["teacher"] > plain["trained"]
     assert taught["teacher"] > 2 * taught["trained"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        ("household-agentopsd", []),
+        ("household-seed --analyser policy", ["read in questions", "sampled in answers"]),
+        ("household-grsd --analyser policy", ["read in questions", "sampled in answers"]),
+        ("household-tempo", ["read in questions", "sampled in answers"]),
+        ("household-ucob", ["read for transfers", "trained on transfers"]),
+    ],
+)
+def test_what_is_done_besides_games_has_lines_of_its_own(
+    recipe: str, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--recipe", *recipe.split(), "--max-steps", "2", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    kinds = ("in questions", "in answers", "for transfers", "on transfers")
+    named = [line[2:22].strip() for line in out.splitlines() if any(k in line for k in kinds)]
+    assert named == lines
+    assert "tried at the start" in out
+
+
+def test_hints_that_the_policy_does_not_write_cost_it_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--recipe", "household-seed", "--analyser", "rules", "--dry-run"]
+    assert main(["train", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "in questions" not in out
+    assert "read by teachers" in out
+    # Nor does a hint that nobody reads.
+    flags = ["--recipe", "household-grpo", "--hint", "reflection", "--dry-run"]
+    assert main(["train", *flags]) == 0
+    assert "in questions" not in capsys.readouterr().out
+
+
+# ── demonstrations ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_supervised_run_is_foretold_and_then_is_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "mine.toml"
+    prices.write_text('[[price]]\nservice = "tabular"\nprefill = 1\nsample = 1\ntrain = 1\n')
+    flags = ["sft", "--recipe", "toy-agentopsd", "--demonstrations", "12", "--batch", "4"]
+    flags += ["--epochs", "2", "--held-out", "0.2", "--prices", str(prices), "--seed", "1"]
+    runs = tmp_path / "runs"
+    flags += ["--runs-dir", str(runs), "--run-name", "a"]
+    assert main([*flags, "--max-cost", "0.001", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "dry run: 5 updates of 4 of 10 demonstrations, 2 kept aside, on tabular" in out
+    assert "likely     at most" in out
+    assert "--max-cost 0.001 ends it after about 0 of 5 (likely)" in out
+    assert not runs.exists()
+    likely, most = _amounts(out, "trained")
+    assert main(flags) == 0
+    totals = Ledger.resume(RunFolder.open(runs / "a").ledger()).totals()
+    assert totals["steps"] == 5
+    assert likely / 2 <= totals["tokens"]["trained"] <= most  # a call is one token here
+    read = [*_amounts(out, "read")]
+    assert read[0] / 2 <= totals["tokens"]["prefill"] <= read[1]
+    capsys.readouterr()
+    # Its own lengths are known then, to the token.
+    before = sorted(runs.rglob("*"))
+    assert main(["sft", "--resume", str(runs / "a"), "--epochs", "4", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "dry run: 5 updates" in out
+    assert "lengths as they were gathered" in out
+    assert _amounts(out, "trained")[0] == pytest.approx(totals["tokens"]["trained"], rel=0.01)
+    assert main([*flags, "--dry-run", str(runs / "a")]) == 0
+    assert f"as in {runs / 'a'}" in capsys.readouterr().out
+    # What a run recorded is read, not guessed.
+    assert main([*flags, "--from", str(runs / "a"), "--dry-run"]) == 0
+    assert _amounts(capsys.readouterr().out, "trained")[0] > 0
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_a_supervised_run_is_refused_there_already(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["sft", "--env", "toy", "--backend", "pytrio", "--max-trajectory-tokens", "20000"]
+    assert main([*flags, "--dry-run"]) == 2
+    assert "the model reads 16384 tokens at most" in capsys.readouterr().err
+    assert main(["sft", "--env", "toy", "--from", "nowhere", "--dry-run"]) == 2
+    assert "no such run folder" in capsys.readouterr().err
+
+
+def test_the_limit_of_an_evaluation_is_foretold(capsys: pytest.CaptureFixture[str]) -> None:
+    play = ["eval", "--env", "household", "--backend", "tinker", "--limit-per-split", "4"]
+    assert main([*play, "--max-cost", "0.001", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "tried at the start" in out
+    assert "--max-cost 0.001 ends it after about" in out
+
+
+@pytest.mark.parametrize("amount", ["nan", "inf", "-1", "0"])
+@pytest.mark.parametrize("command", ["train", "sft", "eval"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_an_amount_that_is_none_is_refused(
+    command: str,
+    amount: str,
+    dry: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--env", "toy", "--backend", "tabular", f"--max-cost={amount}", *dry]
+    assert main([command, *flags]) == 2
+    said = capsys.readouterr().err
+    assert "max" in said
+    assert "use an amount above 0" in said
+    assert "leave it out" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def _amounts(out: str, name: str) -> tuple[float, float]:
+    """The two numbers of a line."""
+    scales = {"k": 1e3, "M": 1e6, "G": 1e9}
+    (line,) = re.findall(rf"^  {name} {{2,}}(.*)$", out, re.M)
+    found = re.findall(r"([\d.]+)(?: ([kMG])\b)?", line)
+    first, second = (float(number) * scales.get(letter, 1.0) for number, letter in found)
+    return first, second

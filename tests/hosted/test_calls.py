@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
 from turncredit.backends import pytrio, tinker
-from turncredit.backends.hosted import uris
+from turncredit.backends.hosted import reach, uris
 from turncredit.backends.hosted.calls import Calls, Slots
 from turncredit.backends.hosted.faults import (
     CallTimeout,
     InvalidRequest,
     RateLimited,
     StateUncertain,
+    Unreached,
     scrubbed,
     uncertain,
 )
@@ -144,6 +146,74 @@ def test_deadlines_and_cancelling_free_the_slot_and_are_counted() -> None:
         assert calls.counts.abandoned_usage.prefill == 14
 
     asyncio.run(main())
+
+
+def test_while_nothing_listens_nothing_is_sent_or_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the call that was under way when the connection broke may have arrived."""
+    looks = iter([False, False, False, True])
+    monkeypatch.setattr(reach, "answers", lambda address: next(looks))
+
+    async def main() -> None:
+        said: list[str] = []
+        calls, estimate = Calls(backoff=0.001, on_wait=said.append), Usage(prefill=7)
+        sent: list[str] = []
+
+        async def call(name: str, *errors: BackendError) -> None:
+            answer = _failing(*errors)
+
+            async def make() -> str:
+                sent.append(name)
+                return await answer()
+
+            await calls.run(make, what=name, repeat=True, estimate=estimate)
+
+        broken = asyncio.ensure_future(call("a", Unreached("gone", address="http://there")))
+        while not calls._down:
+            await asyncio.sleep(0)
+        await asyncio.gather(broken, *(call(name) for name in "bcd"))
+        assert sorted(sent) == ["a", "a", "b", "c", "d"]
+        assert next(looks, "all looked") == "all looked"
+        assert calls.counts.abandoned_usage == calls.meter.total == estimate
+        assert sum("nothing answers at http://there" in text for text in said) == 1
+
+    asyncio.run(main())
+
+
+def test_a_service_that_stays_away_ends_calls_that_were_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reach, "answers", lambda address: False)
+
+    async def main() -> None:
+        calls, estimate = Calls(backoff=0.001), Usage(prefill=7)
+        calls.patience = 0.01
+        call = _failing(*[Unreached("gone", address="http://there")] * 9)
+        for _ in range(3):
+            with pytest.raises(Unreached, match="http://there, so it was not sent again"):
+                await calls.run(call, what="sampling", repeat=True, estimate=estimate)
+        assert calls.meter.total.prefill == 7
+        # A training call is sent by its SDK: what became of it is not known.
+        with pytest.raises(Unreached, match="gone"):
+            await calls.run(call, what="optim_step")
+
+    asyncio.run(main())
+
+
+def test_an_address_answers_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert reach.answers(f"{url}/actor")
+    assert not reach.answers(url)
+    assert not reach.answers("http://no-such-host.invalid")
+    assert reach.answers("")  # nobody said where
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "")
+    assert reach.answers("https://no-such-host.invalid")  # the proxy knows
 
 
 def test_a_cancelled_waiter_leaks_no_slot() -> None:

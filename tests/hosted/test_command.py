@@ -117,6 +117,40 @@ def test_an_evaluation_ends_below_its_limit_and_is_finished_with_more(
     assert games[0] == games[1]
 
 
+def test_an_evaluation_is_refused_what_the_model_cannot_read(
+    service: ServiceName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(service, tmp_path / "service", quirks=Quirks(longest=300)) as made:
+        play = ["--env", "household", "--limit-per-split", "1", "--max-action-tokens", "16"]
+        command = ["eval", *_flags(service, made), *play, "--output", str(tmp_path / "e.jsonl")]
+        assert turncredit([*command, "--max-trajectory-tokens", "400"]) == 2
+        assert "the model reads 300 tokens at most; lower it" in capsys.readouterr().err
+        assert made.billed().requests == 0
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"currency": "USD"}', '{"amount": NaN}'])
+def test_a_damaged_note_of_what_was_spent_is_no_amount(
+    service: ServiceName, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, spent = tmp_path / "e.jsonl", tmp_path / "e.jsonl.spent.json"
+    out.write_text("")
+    spent.write_text(note)
+    there = ["--backend", service, "--base-model", MODEL, "--base-url", "http://127.0.0.1:9"]
+    assert turncredit(["eval", "--env", "household", *there, "--output", str(out), "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert f"{spent} is damaged" in said
+    assert "or remove it" in said
+    assert "Traceback" not in said
+
+
+def test_delays_are_no_faults() -> None:
+    from turncredit.cli.serve_loopback import happened
+
+    plan = Plan()
+    plan.happened += [("/sample", "delay"), ("/sample", "status"), ("/sample", "delay")]
+    assert happened(plan) == "1 fault, 2 delays"
+
+
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -94,6 +94,30 @@ def test_a_passing_fault_changes_nothing(path: str, fault: Fault, tmp_path: Path
     asyncio.run(main())
 
 
+def test_an_outage_is_counted_once_for_what_was_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that is gone: calls made later, and repetitions, never reach anybody."""
+
+    async def main() -> None:
+        with rig(tmp_path, patience=0.05) as made:
+            backend = made.backend()
+            client = await backend.create_sampling_client()
+            calls = backend._shared.calls
+            monkeypatch.setattr(calls, "patience", 0.2)
+            before = backend.usage()
+            made.server.stop()
+            for _ in range(3):
+                with pytest.raises(faults.Unreached):
+                    await client.sample(PROMPT, params=PARAMS)
+            used = backend.usage().since(before)
+            assert (used.prefill, used.sampled) == (len(PROMPT), PARAMS.max_tokens)
+            assert backend.abandoned()[0] == 1
+            await backend.aclose()
+
+    asyncio.run(main())
+
+
 def test_an_update_without_an_answer_ends_the_run_and_is_not_repeated(tmp_path: Path) -> None:
     """The reply is lost for good: it may have been applied, so nothing more may follow."""
 

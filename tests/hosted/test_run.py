@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from dataclasses import replace
@@ -9,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_rig import SERVICES, Heard, ServiceName, go, rehearsed, resumed, settings
+from run_rig import SERVICES, TOKENIZER, Heard, ServiceName, go, rehearsed, resumed, settings
 
+from turncredit.backends import foretold, tabular
 from turncredit.backends.hosted.normalise import prompt_logprobs
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
+from turncredit.backends.selfcheck import example_prompt
 from turncredit.cli.train import reopen
-from turncredit.core.errors import AlignmentError, BackendError, TurncreditError
+from turncredit.core.errors import AlignmentError, BackendError, ConfigError, TurncreditError
+from turncredit.core.looks import Demand
+from turncredit.loop import forecast, forecast_run
+from turncredit.loop.forecast_run import Place
+from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
 
 
@@ -125,6 +132,75 @@ def test_a_limit_without_a_price_is_refused_before_anything(
         with pytest.raises(TurncreditError, match="no price is known"):
             go(run, Heard())
         assert made.used.requests == 0
+
+
+# ── what is foretold ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bill_is_at_most_what_was_foretold(service: ServiceName, tmp_path: Path) -> None:
+    """Of the toy, whose games use all their turns: and not six times less either."""
+    with rehearsed(service, tmp_path) as made:
+        run = settings(made, tmp_path)
+        environment = run.env.load("env").create(run.env.config)
+        tasks, game = environment.tasks("train"), forecast_run.game_of(run)
+        found = asyncio.run(forecast.texts(environment, tasks, game, tabular.CHARACTERS))
+        place = Place(remote=True, characters=tabular.CHARACTERS)
+        parts = forecast_run.of_training(run, found, Demand(), place)[1]
+        most, start = forecast.together(parts), parts[forecast_run.START]
+        folder = go(run, Heard())
+        used, money = made.used, made.billed
+    read = used.prefill + (used.cached or 0)
+    assert 0.4 * (most["prefill"] + most["teacher"]) / 6 < read <= most["prefill"] + most["teacher"]
+    assert used.sampled <= most["sampled"]
+    assert used.trained <= most["trained"]
+    price = read_prices(run.log.prices).find(service, "table")
+    assert price is not None
+    assert money <= forecast.money(parts, price) <= 6 * money
+    # The tries at the start alone.
+    tried = folder.probes()[0]["usage"]
+    for kind in ("sampled", "trained"):
+        assert 0 < tried[kind] <= start[kind]
+    assert 0 < tried["prefill"] + (tried["cached"] or 0) <= start["prefill"]
+
+
+def test_a_probe_uses_what_is_foretold(service: ServiceName, tmp_path: Path) -> None:
+    with rehearsed(service, tmp_path) as made:
+        tried = go(settings(made, tmp_path), Heard()).probes()[0]
+    by_norm = tried["measured_by"] == "grad_norm"
+    prompt = len(example_prompt(TOKENIZER))
+    usage, foreseen = tried["usage"], foretold.probing(prompt, most=not by_norm)
+    read = usage["prefill"] + (usage["cached"] or 0)
+    assert foreseen.prefill / 2 < read <= foreseen.prefill
+    assert foreseen.trained / 3 < usage["trained"] <= foreseen.trained
+    assert usage["sampled"] <= foreseen.sampled
+
+
+# ── too long ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_the_model_cannot_read_is_refused_before_anything_is_paid(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path, quirks=Quirks(longest=3000)) as made:
+        run = settings(made, tmp_path)  # 2,000 and 2,048 for the hint
+        with pytest.raises(ConfigError, match="reads 3000 tokens at most; lower --max-traj"):
+            go(run, Heard())
+        assert made.used.requests == 0
+
+
+def test_a_service_that_refuses_long_rows_later_is_answered_with_the_cure(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
+
+        def shorter(step: int, name: str) -> None:
+            if (step, name) == (2, "rollout"):
+                made.muscle.quirks = Quirks(longest=300)
+
+        with pytest.raises(BackendError, match="lower --max-trajectory-tokens") as caught:
+            go(settings(made, tmp_path), Heard(shorter))
+    assert "context length is 300" in str(caught.value)
+    assert [row["step"] for row in RunFolder.open(tmp_path / "run").checkpoints()] == [1]
 
 
 # ── faults ────────────────────────────────────────────────────────────────────────

@@ -107,3 +107,12 @@ def test_it_may_reach_its_service_in_another_way(service: ServiceName, tmp_path:
     assert [row["step"] for row in folder.checkpoints()] == [1, 2]
     with pytest.raises(TurncreditError, match="cannot take --lora-rank"):
         reopen(folder.path, {"lora_rank": 8})
+
+
+def test_a_demonstration_that_the_model_cannot_read_is_refused_before_anything_is_paid(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path, quirks=Quirks(longest=100)) as made:
+        with pytest.raises(ConfigError, match="--max-trajectory-tokens 100 leaves longer ones out"):
+            learn(chosen(made, tmp_path), Heard())
+        assert made.used.requests == 0

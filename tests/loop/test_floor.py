@@ -59,6 +59,15 @@ def test_an_engine_that_reads_twice_is_above_the_floor() -> None:
     assert floor.arithmetic(SHAPE, [(seen, unique, 3)]).total == work.floor
 
 
+def test_the_floor_is_not_above_what_was_done() -> None:
+    """A cache that outlives its stage leaves less to compute than is distinct in it."""
+    seen = Reads()
+    seen.score("s", (1, 2, 3, 4), 1)
+    work = floor.arithmetic(SHAPE, [(seen, seen.unique(), 2)])
+    assert work.floor == work.total
+    assert work.least < floor.forward(SHAPE, span(0, 4)) + 2 * 50
+
+
 def test_seconds_take_the_slower_of_arithmetic_and_memory() -> None:
     seen = Reads()
     for n in range(8):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from doors import Doors, task
 
+from turncredit.cli.main import main
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.types import Observation, StopReason, Task, Trajectory, Turn
 from turncredit.proof.compare import compare_files
@@ -120,8 +121,9 @@ def test_other_settings_are_told(tmp_path: Path) -> None:
         player = ScriptedPlayer(environment=Doors(), policy="look", max_turns=turns)
         paths.append(tmp_path / f"{turns}.jsonl")
         asyncio.run(evaluate(choose(Doors(), "all"), player, paths[-1]))
-    (note,) = compare_files(paths).notes
+    note, alike = compare_files(paths).notes
     assert "max_turns 3 / 5" in note
+    assert "won the very same games (0 of" in alike
 
 
 def test_unfinished_and_changed_files_are_refused(tmp_path: Path) -> None:
@@ -159,3 +161,38 @@ def test_labels(tmp_path: Path) -> None:
         compare_files(files, labels=["x"])
     with pytest.raises(ConfigError, match="at least two"):
         compare_files(files[:1])
+
+
+# ── nothing to compare ───────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_games_twice_are_said_to_be_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "one.jsonl", Told({1, 2}))
+    two = write(tmp_path / "two.jsonl", Told({1, 2}))
+    (note,) = compare_files([one, two]).notes
+    assert "one and two are identical in every game" in note
+    assert "both files name one policy" in note
+    assert "say nothing" in note
+    assert main(["compare", str(one), str(two)]) == 0
+    assert "! one and two are identical in every game" in capsys.readouterr().out
+
+
+def test_another_name_for_the_same_weights_is_suspected(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.jsonl"]
+    for path, wins in zip(paths, ({1, 2}, {1, 2}, {1, 3}), strict=True):
+        player = Told(wins)
+        player.settings = {"policy": {"model_path": path.stem}}
+        write(path, player)
+    (note,) = compare_files(paths).notes
+    assert "a and b are identical" in note
+    assert "probably the same weights" in note
+
+
+def test_the_same_outcomes_in_other_ways_are_no_proof(tmp_path: Path) -> None:
+    quick = write(tmp_path / "quick.jsonl", Told(set(), turns=2))
+    slow = write(tmp_path / "slow.jsonl", Told(set(), turns=4))
+    (note,) = compare_files([quick, slow]).notes
+    assert "won the very same games (0 of 10)" in note
+    assert "no proof" in note

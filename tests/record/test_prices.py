@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,10 @@ WRONG = [
     (f"hour = {'9' * 400}", "hour is a number of 400 digits"),
     ("hour = 'free'", "hour is 'free'; give a number"),
     ("prefil = 1", 'no key "prefil". Did you mean "prefill"'),
+    ("output = 1", 'no key "output". It is called "sample" here'),
+    ("Cached-Input = 1", 'no key "Cached-Input". It is called "cached" here'),
+    ("storage = 1", 'no key "storage". .*nothing else is counted'),
+    ("per = 'thousand tokens'", "rates are for a million tokens"),
 ]
 
 
@@ -155,6 +160,24 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, line: str, words: s
 def test_a_rate_for_one_token_is_refused_with_the_one_for_a_million(tmp_path: Path) -> None:
     text = "[[price]]\nservice = 'x'\nprefill = 0.3\nsample = 1.5e-06\ntrain = 0\n"
     with pytest.raises(DataError, match=r"line 4: sample is 1\.5e-06.*a million tokens.*: 1\.5\?"):
+        read_prices(table(tmp_path, text))
+
+
+def test_rates_that_may_be_for_a_thousand_tokens_are_remarked_on(tmp_path: Path) -> None:
+    text = "[[price]]\nservice = 'x'\nprefill = 0.002\ncached = 0.0002\nsample = 0.008\ntrain = 0\n"
+    with pytest.warns(UserWarning, match=r"entry 1: .*a thousand times as much \(8\)"):
+        (mine,) = read_prices(table(tmp_path, text)).entries[:1]
+    assert mine.sample == 0.008  # it may be meant
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_prices(table(tmp_path, text.replace("0.008", "0.8")))
+        read_prices(table(tmp_path, "[[price]]\nservice = 'x'\nhour = 0.001\n"))
+        read_prices(table(tmp_path, "[[price]]\nservice = 'x'\nprefill=0\nsample=0\ntrain=0\n"))
+
+
+def test_a_cache_that_costs_more_than_computing_is_refused(tmp_path: Path) -> None:
+    text = "[[price]]\nservice = 'x'\nprefill = 1\ncached = 2\nsample = 1\ntrain = 1\n"
+    with pytest.raises(DataError, match=r"line 4: cached is 2, more than prefill \(1\).*swapped"):
         read_prices(table(tmp_path, text))
 
 

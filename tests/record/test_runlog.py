@@ -379,3 +379,26 @@ def test_truncate_keeps_announced_checkpoints_unless_told(folder: RunFolder) -> 
     assert [row["step"] for row in folder.checkpoints()] == [2]
     assert not folder.checkpoint_path(4).exists()
     assert folder.checkpoint_path(2).exists()
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"amount": 1}',
+        '{"currency": "USD", "amount": "1"}',
+        '{"currency": "USD", "amount": -1}',
+        '{"currency": "USD", "amount": NaN}',
+        '{"currency": 1, "amount": 1}',
+    ],
+)
+def test_a_damaged_note_of_spending_is_said_with_its_cure(tmp_path: Path, note: str) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    assert folder.spent() is None
+    folder.write_spent({"currency": "USD", "amount": 1.5, "price": "p"})
+    assert (folder.spent() or {})["amount"] == 1.5
+    (folder.path / "spent.json").write_text(note)
+    with pytest.raises(DataError, match=r"spent\.json is damaged.*or remove it"):
+        folder.spent()

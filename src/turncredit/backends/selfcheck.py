@@ -77,6 +77,11 @@ class MismatchReport:
         return warnings
 
 
+def example_characters() -> int:
+    """How long the texts of that chat are, without its frame."""
+    return sum(len(message["content"]) for message in _MESSAGES)
+
+
 def example_prompt(tokenizer: Tokenizer) -> list[int]:
     """A short chat in the model's own template."""
     text = tokenizer.render(_MESSAGES, tools=(), add_generation_prompt=True)

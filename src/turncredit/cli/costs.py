@@ -121,11 +121,18 @@ def duration(seconds: float) -> str:
 
 def _tokens(tokens: Mapping[str, int | None]) -> str:
     return (
-        f"read {short(tokens['prefill'])} (at least {short(tokens['unique'])}), "
-        f"by teachers {short(tokens['teacher'])} (at least {short(tokens['teacher_unique'])}), "
+        f"read {_read(tokens['prefill'], tokens['unique'])}, "
+        f"by teachers {_read(tokens['teacher'], tokens['teacher_unique'])}, "
         f"from cache {short(tokens['cached'])}, sampled {short(tokens['sampled'])}, "
         f"trained {short(tokens['trained'])}"
     )
+
+
+def _read(computed: int | None, distinct: int | None) -> str:
+    """What was computed, beside what the stage had to have; a cache may have had some already."""
+    if computed is not None and distinct is not None and computed < distinct:
+        return f"{short(computed)} ({short(distinct)} distinct, some cached by other stages)"
+    return f"{short(computed)} (at least {short(distinct)})"
 
 
 def _compute(flops: Mapping[str, float], floor: float | None, wall: float) -> str:

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from turncredit.cli.costs import short
-from turncredit.config import Run
+from turncredit.config import Chosen, Run
+from turncredit.core.looks import Demand, Demanding
 from turncredit.core.protocols import Capabilities, Environment
-from turncredit.loop import forecast
-from turncredit.loop.forecast import Game
+from turncredit.loop import forecast, forecast_run, forecast_sft
+from turncredit.loop.demonstrations import Wanted
+from turncredit.loop.forecast import Game, Parts
+from turncredit.loop.forecast_run import ASKED, START, TRANSFERS, Place, game_of
+from turncredit.loop.forecast_sft import Lessons
 from turncredit.loop.parts import check_backend
+from turncredit.loop.rollout import Limits
+from turncredit.loop.sft_parts import environment_of, limits_of
+from turncredit.loop.sft_settings import Settings
 from turncredit.proof.panel import Panel
 from turncredit.record.ledger import Ledger
 from turncredit.record.prices import Price, missing, read_prices
 from turncredit.record.runlog import RunFolder
 
+# (what for, kind of token; "" : all kinds) → what a line is called.
 _ROWS = {
-    "prefill": "read",
-    "teacher": "read by teachers",
-    "cached": "from a cache",
-    "sampled": "sampled",
-    "trained": "trained",
+    ("", "prefill"): "read",
+    ("", "teacher"): "read by teachers",
+    (ASKED, "teacher"): "read in questions",
+    (TRANSFERS, "teacher"): "read for transfers",
+    ("", "cached"): "from a cache",
+    ("", "sampled"): "sampled",
+    (ASKED, "sampled"): "sampled in answers",
+    ("", "trained"): "trained",
+    (TRANSFERS, "trained"): "trained on transfers",
+    (START, ""): "tried at the start",
 }
+_NAMES: tuple[str, str] = ("likely", "at most")
+_REHEARSE = "A rehearsal tells more: run it small, then --dry-run RUN"
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """`--dry-run`, of commands that train."""
+    parser.add_argument(
+        "--dry-run",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="only say what it would use and cost; with RUN, as that run did",
+    )
 
 
 def training(run: Run, like: str = "", done: int = 0) -> None:
@@ -40,88 +65,178 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         ConfigError: the backend cannot run it.
         DataError: there is no such run, or its prices cannot be read.
     """
-    target = run.backend.load("backend").target
-    known: Capabilities | None = getattr(target, "CAPABILITIES", None)
+    known = _known(run.backend)
     if known is not None:
         needs_teacher = run.method.load("method").target.NEEDS_TEACHER
         check_backend(run, known, teacher=needs_teacher)
-    price, unpriced = _price(run.backend.name, run.backend.config, run.log.prices)
+    price, unpriced = _price(run.backend, run.log.prices)
     schedule = run.schedule
-    each = schedule.tasks_per_update * schedule.group_size
-    left = schedule.max_steps - done
-    tasks = schedule.tasks_per_update
+    left, tasks = schedule.max_steps - done, schedule.tasks_per_update
     print(
-        f"dry run: {left} update{'s' * (left != 1)} of {tasks} task{'s' * (tasks != 1)} x "
-        f"{schedule.group_size} trajectories, method {run.method.name}, on {run.backend.name}. "
-        "Nothing was called"
+        f"dry run: {_count(left, 'update')} of {_count(tasks, 'task')} x {schedule.group_size} "
+        f"trajectories, method {run.method.name}, on {run.backend.name}. Nothing was called"
     )
+    assumed = ""
     if like:
-        columns = {f"as in {like}": _as_in(Path(like), left * each)}
-        assumed = ""
+        wanted = left * tasks * schedule.group_size
+        columns = {f"as in {like}": _as_in(Path(like), trajectories=wanted)}
     else:
         environment: Environment = run.env.load("env").create(run.env.config)
-        game = forecast.game_of(run)
+        place, game = _place(run.backend, known, price), game_of(run)
         found = asyncio.run(
-            forecast.texts(environment, environment.tasks(schedule.train_split), game)
+            forecast.texts(
+                environment, environment.tasks(schedule.train_split), game, place.characters
+            )
         )
-        rest = run if left == schedule.max_steps else run.with_steps(max(1, left))
-        plans = forecast.of_training(rest, found)
-        cached = _caches(price, known)
-        likely, most = (
-            forecast.tokens(plan, passes=run.optim.epochs, cached=cached and n == 0)
-            for n, plan in enumerate(plans)
-        )
-        columns = {"likely": likely, "at most": most}
-        assumed = (
-            f"{_assumed(found, plans[0].turns, game)}, every group trained on. A rehearsal tells "
-            "more: run it small, then --dry-run RUN"
-        )
-    _print(columns, price, unpriced)
-    if assumed:
-        print(assumed)
-    if known is not None and not known.cached_token_counts:
-        # What a service does not tell of its cache, the limit counts in full.
-        columns = {name: _in_full(counted) for name, counted in columns.items()}
-    _print_limit(run, columns, price, left)
+        demand = run.hint.config.demand if isinstance(run.hint.config, Demanding) else Demand()
+        parts = forecast_run.of_training(run, found, demand, place, done=done)
+        columns = _two(parts)
+        turns = forecast_run.plan_of(run, found, demand, done=done, most=False).turns
+        assumed = f"{_assumed(found, turns, game)}, every group trained on. {_REHEARSE}"
+    _print(columns, price, unpriced, assumed)
+    _print_limit(run.log.max_cost, _as_counted(columns, known), price, left)
 
 
 def evaluation(
-    backend: str, config: Any, environment: Environment, panel: Panel, game: Game, prices: str
+    backend: Chosen,
+    environment: Environment,
+    panel: Panel,
+    game: Game,
+    *,
+    prices: str,
+    limit: float | None,
 ) -> None:
-    """Print the forecast of an evaluation."""
-    price, unpriced = _price(backend, config, prices)
-    print(f"dry run: {len(panel.tasks)} games on {backend}. Nothing was called")
-    found = asyncio.run(forecast.texts(environment, panel.tasks, game))
-    plans = forecast.plans(found, game, trajectories=len(panel.tasks), group=1)
-    cached = _caches(price, None)
-    columns = {
-        name: forecast.tokens(replace(plan, trained=0.0), cached=cached and name == "likely")
-        for name, plan in zip(("likely", "at most"), plans, strict=True)
-    }
-    _print(columns, price, unpriced)
-    print(f"{_assumed(found, plans[0].turns, game)}. A few games first: --limit-per-split 2")
+    """Print the forecast of an evaluation.
+
+    Args:
+        backend: that plays.
+        environment: the games', with a hint around it or without.
+        panel: its games.
+        game: their budgets.
+        prices: the user's own table.
+        limit: amount not to be passed.
+    """
+    known = _known(backend)
+    price, unpriced = _price(backend, prices)
+    print(f"dry run: {len(panel.tasks)} games on {backend.name}. Nothing was called")
+    place = _place(backend, known, price)
+    found = asyncio.run(forecast.texts(environment, panel.tasks, game, place.characters))
+    parts = forecast_run.of_evaluation(found, game, place, games=len(panel.tasks))
+    columns = _two(parts)
+    turns = forecast.plans(found, game, trajectories=len(panel.tasks), group=1)[0].turns
+    assumed = f"{_assumed(found, turns, game)}. A few games first: --limit-per-split 2"
+    _print(columns, price, unpriced, assumed)
+    _print_limit(limit, _as_counted(columns, known), price, len(panel.tasks))
 
 
-def _price(backend: str, config: Any, prices: str) -> tuple[Price | None, str]:
-    """The price, and what to say where there is none."""
-    known, model = read_prices(prices), getattr(config, "base_model", "")
-    return known.find(backend, model), missing(backend, model, known)
+def supervised(
+    settings: Settings, like: str = "", done: int = 0, gathered: Lessons | None = None
+) -> None:
+    """Print the forecast of a supervised run.
+
+    Args:
+        settings: of the run.
+        like: a supervised run whose updates these will resemble.
+        done: updates already made.
+        gathered: its demonstrations, where its folder holds them.
+
+    Raises:
+        ConfigError: the backend cannot run it.
+        DataError: there is no such run or source, or its prices cannot be read.
+    """
+    known = _known(settings.backend)
+    limits = limits_of(settings, known)
+    price, unpriced = _price(settings.backend, settings.log.prices)
+    place = _place(settings.backend, known, price)
+    game = Game(
+        turns=limits.max_turns,
+        tokens=limits.max_trajectory_tokens,
+        action=limits.max_action_tokens,
+        admissible=settings.rollout.include_admissible_actions,
+    )
+    both = (gathered, gathered) if gathered else _foreseen(settings, game, place, limits)
+    foreseen = [
+        forecast_sft.of_sft(settings, lessons, place, done=done, most=bool(n))
+        for n, lessons in enumerate(both)
+    ]
+    left, lessons = foreseen[0][0], both[0]
+    batch, aside = min(settings.sft.batch, lessons.learn), f", {lessons.aside} kept aside"
+    print(
+        f"dry run: {_count(left, 'update')} of {batch} of {_count(lessons.learn, 'demonstration')}"
+        f"{aside if lessons.aside else ''}, on {settings.backend.name}. Nothing was called"
+    )
+    if like:
+        columns, assumed = {f"as in {like}": _as_in(Path(like), updates=left)}, ""
+    else:
+        columns = _two((foreseen[0][1], foreseen[1][1]))
+        known_lengths = "lengths as they were gathered" if gathered else _lengths(both)
+        assumed = f"likely: {known_lengths}. {_REHEARSE}"
+    _print(columns, price, unpriced, assumed)
+    _print_limit(settings.log.max_cost, _as_counted(columns, known), price, left)
 
 
-def _caches(price: Price | None, known: Capabilities | None) -> bool:
-    return (price is not None and price.cached is not None) or (
-        known is not None and known.cached_token_counts
+def _foreseen(
+    settings: Settings, game: Game, place: Place, limits: Limits
+) -> tuple[Lessons, Lessons]:
+    environment, wanted = environment_of(settings), Wanted(limits, settings.sft.min_reward)
+    return asyncio.run(forecast_sft.foreseen(settings, environment, game, wanted, place))
+
+
+def _lengths(both: tuple[Lessons, Lessons]) -> str:
+    likely, most = both
+    return (
+        f"{likely.length:,.0f} tokens a demonstration, experts' by their walkthroughs and texts of "
+        f"random games. At most: {most.learn + most.aside} of {most.length:,.0f} tokens"
     )
 
 
-def _in_full(counted: Mapping[str, int]) -> dict[str, int]:
-    return {**counted, "prefill": counted["prefill"] + counted["cached"], "cached": 0}
+# ── what is known without calling anything ───────────────────────────────────────────────────
 
 
-def _as_in(folder: Path, wanted: int) -> dict[str, int]:
+def _known(backend: Chosen) -> Capabilities | None:
+    return getattr(backend.load("backend").target, "CAPABILITIES", None)
+
+
+def _price(backend: Chosen, prices: str) -> tuple[Price | None, str]:
+    """The price, and what to say where there is none."""
+    known, model = read_prices(prices), getattr(backend.config, "base_model", "")
+    return known.find(backend.name, model), missing(backend.name, model, known)
+
+
+def _place(backend: Chosen, known: Capabilities | None, price: Price | None) -> Place:
+    target = backend.load("backend").target
+    return Place(
+        remote=known is not None and known.remote,
+        cached=(price is not None and price.cached is not None)
+        or (known is not None and known.cached_token_counts),
+        characters=getattr(target, "CHARACTERS", forecast.CHARACTERS),
+    )
+
+
+def _as_counted(columns: Mapping[str, Parts], known: Capabilities | None) -> Mapping[str, Parts]:
+    """What a service does not tell of its cache, a limit counts in full."""
+    if known is None or known.cached_token_counts:
+        return columns
+    return {name: forecast.in_full(parts) for name, parts in columns.items()}
+
+
+def _as_in(folder: Path, *, trajectories: int = 0, updates: int = 0) -> Parts:
     totals = Ledger.resume(RunFolder.open(folder).ledger()).totals()
     played = (totals.get("games") or {}).get("played", 0)
-    return forecast.like(totals, played, wanted)
+    if updates:
+        return {"": forecast.like(totals, totals["steps"], updates)}
+    return {"": forecast.like(totals, played, trajectories)}
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _two(parts: tuple[Parts, Parts]) -> dict[str, Parts]:
+    return dict(zip(_NAMES, parts, strict=True))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _assumed(found: forecast.Texts, turns: float, game: Game) -> str:
@@ -132,25 +247,34 @@ def _assumed(found: forecast.Texts, turns: float, game: Game) -> str:
     )
 
 
-def _print(columns: Mapping[str, Mapping[str, int]], price: Price | None, unpriced: str) -> None:
+def _print(columns: Mapping[str, Parts], price: Price | None, unpriced: str, assumed: str) -> None:
     width = max(12, *(len(name) + 2 for name in columns))
-    print(f"  {'tokens':18}" + "".join(f"{name:>{width}}" for name in columns))
-    for kind, label in _ROWS.items():
-        print(f"  {label:18}" + "".join(f"{short(c[kind]):>{width}}" for c in columns.values()))
+    print(f"  {'tokens':20}" + "".join(f"{name:>{width}}" for name in columns))
+    for row, label in _ROWS.items():
+        numbers = [_tokens(parts, *row) for parts in columns.values()]
+        if any(numbers):
+            print(f"  {label:20}" + "".join(f"{short(n):>{width}}" for n in numbers))
     if price is None:
         print(f"  money: unknown: {unpriced}")
-        return
-    amounts = [forecast.money(counted, price) for counted in columns.values()]
-    cells = "".join(f"{amount:>{width},.2f}" for amount in amounts)
-    print(f"  {'money, ' + price.currency:18}{cells}   by {price}")
+    else:
+        amounts = [forecast.money(parts, price) for parts in columns.values()]
+        cells = "".join(f"{amount:>{width},.2f}" for amount in amounts)
+        print(f"  {'money, ' + price.currency:20}{cells}   by {price}")
+    if assumed:
+        print(assumed)
+
+
+def _tokens(parts: Parts, name: str, kind: str) -> int:
+    found = parts.get(name, {})
+    return found.get(kind, 0) if kind else sum(found.values())
 
 
 def _print_limit(
-    run: Run, columns: Mapping[str, Mapping[str, int]], price: Price | None, left: int
+    limit: float | None, columns: Mapping[str, Parts], price: Price | None, left: int
 ) -> None:
-    if run.log.max_cost is None or price is None:
+    if limit is None or price is None:
         return
-    for name, counted in columns.items():
-        amount = forecast.money(counted, price) or 0.0
-        fits = left if amount <= run.log.max_cost else int(left * run.log.max_cost / amount)
-        print(f"--max-cost {run.log.max_cost:g} ends it after about {fits} of {left} ({name})")
+    for name, parts in columns.items():
+        amount = forecast.money(parts, price)
+        fits = left if amount <= limit else int(left * limit / amount)
+        print(f"--max-cost {limit:g} ends it after about {fits} of {left} ({name})")

@@ -15,7 +15,7 @@ from turncredit.cli import dry_run, remote_eval
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.config import Chosen, component_from_args
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, Environment, RemoteBackend
+from turncredit.core.protocols import Backend, Capabilities, Environment, RemoteBackend
 from turncredit.loop.chat import Chat
 from turncredit.loop.forecast import Game
 from turncredit.loop.hinted import HintedEnvironment, hinted
@@ -88,6 +88,7 @@ def add_chosen_arguments(
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print the table. Status 1 when an environment broke in some game."""
+    remote_eval.check_limit(args.max_cost)
     if args.swanlab_mode != "disabled":
         check_trackers(["swanlab"])  # not after hours of play
     chosen, hint = component_from_args("env", args.env, vars(args)), student_hint(vars(args))
@@ -117,13 +118,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _dry_run(args: argparse.Namespace, environment: Environment, panel: Panel) -> int:
     backend = component_from_args("backend", args.backend, vars(args))
+    known: Capabilities | None = getattr(backend.load("backend").target, "CAPABILITIES", None)
     game = Game(
         turns=args.max_turns,
-        tokens=args.max_trajectory_tokens or TOKENS,
+        tokens=_token_budget(args.max_trajectory_tokens, known),
         action=args.max_action_tokens,
         admissible=args.include_admissible_actions,
     )
-    dry_run.evaluation(backend.name, backend.config, environment, panel, game, args.prices)
+    dry_run.evaluation(backend, environment, panel, game, prices=args.prices, limit=args.max_cost)
     return 0
 
 
@@ -207,7 +209,10 @@ def _scripted(args: argparse.Namespace, environment: Environment, panel: Panel) 
 async def _model(
     args: argparse.Namespace, environment: Environment, backend: Backend, chosen: Chosen
 ) -> ModelPlayer:
-    tokens = _token_budget(args.max_trajectory_tokens, backend)  # before anything is loaded
+    # Before anything is loaded, or paid.
+    if isinstance(backend, RemoteBackend):
+        await backend.reach()
+    tokens = _token_budget(args.max_trajectory_tokens, backend.capabilities())
     # A run that goes on has newer weights later: what is judged is these, by name.
     weights = str(sampler_weights(args.model_path)) if args.model_path else None
     base = getattr(chosen.config, "base_model", chosen.name)
@@ -238,10 +243,9 @@ async def _model(
     )
 
 
-def _token_budget(given: int | None, backend: Backend) -> int:
+def _token_budget(given: int | None, capabilities: Capabilities | None) -> int:
     """What was asked for, else the article's budget or the model's limit, whichever is less."""
-    capabilities = backend.capabilities()
-    limit = capabilities.max_seq_len
+    limit = capabilities.max_seq_len if capabilities else None
     if given is not None and limit is not None and given > limit:
         raise ConfigError(
             f"--max-trajectory-tokens {given}, but the model reads {limit} tokens at most; lower it"
@@ -250,7 +254,8 @@ def _token_budget(given: int | None, backend: Backend) -> int:
     if wanted is None:
         wanted = TOKENS if limit is None else min(TOKENS, limit)
     # The budget decides what a game may be, so a small cache never shortens it unasked.
-    check_room(wanted, capabilities)
+    if capabilities is not None:
+        check_room(wanted, capabilities)
     return wanted
 
 

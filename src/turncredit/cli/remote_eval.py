@@ -6,7 +6,7 @@ Beside the output lie `OUTPUT.probe.json` (what was found) and `OUTPUT.spent.jso
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,11 @@ from pathlib import Path
 
 from turncredit.backends.hosted.hearing import hear
 from turncredit.config import Chosen
+from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Backend, RemoteBackend, SamplingClient
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.budget import BudgetReached
-from turncredit.record import atomic
+from turncredit.record import atomic, spending
 from turncredit.record.prices import read_prices
 
 
@@ -34,15 +35,26 @@ def accounts(args: argparse.Namespace, backend: Backend, chosen: Chosen, output:
 
     Raises:
         ConfigError: a limit without a price, or in another currency than before.
+        DataError: what was spent before cannot be read.
     """
     prices, model = read_prices(args.prices), getattr(chosen.config, "base_model", "")
     books = Accounts(backend, prices, model=model, limit=args.max_cost)
     if isinstance(backend, RemoteBackend):
         backend.listen(note)
         file = _beside(output, "spent")
-        kept = json.loads(file.read_bytes()) if file.exists() and args.resume else None
-        books.budget.resume(kept, None, lambda said: atomic.write_json(file, said))
+        kept = spending.read(file) if args.resume else None
+        books.budget.resume(kept, None, lambda said: spending.write(file, said))
     return books
+
+
+def check_limit(limit: float | None) -> None:
+    """Refuse an amount that is no limit.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if limit is not None and not 0 < limit < math.inf:
+        raise ConfigError(f"--max-cost is {limit}; use an amount above 0, or leave it out for none")
 
 
 async def listened(books: Accounts, client: SamplingClient, output: Path, seed: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from turncredit.backends import local
 from turncredit.backends.hosted.normalise import REDUCTIONS
+from turncredit.backends.loopback.faults import Plan
 from turncredit.core.settings import add_flags, coerce
 
 HELP = "a PyTRIO or Tinker service on this machine, to rehearse a paid run"
@@ -40,12 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prices", default="", metavar="FILE", help="your own table of prices, for the bill")
     add("--priced-as", default="", metavar="MODEL", help="model whose price is asked [its own]")
     add("--reduction", choices=REDUCTIONS, default="token_sum", help="of token losses [token_sum]")
+    add("--max-seq-len", type=int, metavar="N", help="longer rows are refused [the model's]")
     add_flags(parser, local.Config, "policy")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, then print the bill."""
-    from turncredit.backends.loopback.faults import Plan, parse
+    from turncredit.backends.loopback.faults import parse
     from turncredit.backends.loopback.muscle import Quirks
     from turncredit.backends.loopback.rehearsal import rehearsal
     from turncredit.record.prices import missing, read_prices
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             folder,
             port=args.port,
             faults=plan,
-            quirks=Quirks(reduction=args.reduction),
+            quirks=Quirks(reduction=args.reduction, longest=args.max_seq_len),
         )
         held.enter_context(made.server)
         with suppress(KeyboardInterrupt), _ended_alike():
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         model = args.priced_as or config.base_model
         price, used = prices.find(args.service, model), made.billed()
         tokens = {kind: number for kind, number in asdict(used).items() if kind != "requests"}
-        print(f"\n{used.requests} requests, {len(plan.happened)} faults", flush=True)
+        print(f"\n{used.requests} requests, {happened(plan)}", flush=True)
         cached = "?" if used.cached is None else f"{used.cached:,}"
         print(
             f"read {used.prefill:,} tokens (from cache {cached}), sampled {used.sampled:,}, "
@@ -82,6 +84,13 @@ def run(args: argparse.Namespace) -> int:
         unknown = missing(args.service, model, prices)
         print(f"would have cost {bill or f'an unknown amount: {unknown}'}")
     return 0
+
+
+def happened(plan: Plan) -> str:
+    """What was injected: faults, and delays, by which nothing goes wrong."""
+    late = sum(kind == "delay" for _, kind in plan.happened)
+    wrong = len(plan.happened) - late
+    return f"{wrong} fault{'s' * (wrong != 1)}, {late} delay{'s' * (late != 1)}"
 
 
 def policy(given: dict[str, Any]) -> local.Config:

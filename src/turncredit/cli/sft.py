@@ -12,16 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from turncredit import config
+from turncredit.cli import dry_run
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.cli.progress import Terminal
 from turncredit.cli.train import begun, check_limit
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags, free_settings
-from turncredit.loop import sft_settings
+from turncredit.loop import forecast_sft, sft_settings
 from turncredit.loop.demonstrations import STORED
 from turncredit.loop.listener import Listener
-from turncredit.loop.sft import Supervised, describe, has_demonstrations, keep
+from turncredit.loop.sft import (
+    Supervised,
+    demonstrations,
+    describe,
+    has_demonstrations,
+    keep,
+)
 from turncredit.loop.sft_parts import Parts, check_sources, collect, open_parts
 from turncredit.loop.sft_settings import EXPERTS, SECTIONS, Settings
 from turncredit.record.runlog import RunFolder
@@ -46,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="FILE", help="take settings from this training recipe")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, exactly")
     parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    dry_run.add_flag(parser)
     for section, cls in SECTIONS.items():
         add_flags(parser, cls, section)
 
@@ -60,6 +68,8 @@ def add_chosen_arguments(
 def run(args: argparse.Namespace) -> int:
     """Learn, or continue; then say how to go on."""
     given = vars(args)
+    if args.dry_run is not None:
+        return _dry_run(args)
     folder = None
     if args.resume:
         folder, settings = reopen(Path(args.resume), given)
@@ -78,6 +88,22 @@ def run(args: argparse.Namespace) -> int:
     recipe = f"--recipe {args.recipe}" if args.recipe else f"--env {settings.env.name}"
     backend = "" if args.recipe else f" --backend {settings.backend.name}"
     print(f"go on with: turncredit train {recipe}{backend} --init-from {folder.path}")
+    return 0
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    """Say what would be used; a run that is to go on is its own example."""
+    if not args.resume:
+        settings = chosen(vars(args))
+        check_sources(settings)
+        dry_run.supervised(settings, args.dry_run)
+        return 0
+    folder = RunFolder.open(Path(args.resume))
+    settings = changed(folder, vars(args))
+    known = None
+    if has_demonstrations(folder):
+        known = forecast_sft.gathered(demonstrations(folder), settings)
+    dry_run.supervised(settings, args.dry_run, _done(folder), known)
     return 0
 
 
@@ -173,7 +199,15 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Settings]:
         DataError: no supervised run, or its settings are not those it began with.
     """
     folder = RunFolder.open(path)
-    saved = folder.config()
+    settings, done = changed(folder, given), _done(folder)
+    if 0 < settings.schedule.max_steps < done:
+        raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
+    return folder, settings
+
+
+def changed(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
+    """The settings of an existing run with those that may change; see `reopen`."""
+    path, saved = folder.path, folder.config()
     began = saved.pop("digest", None)
     config.check_sections(saved, f"{path}/config.json")
     if "sft" not in saved:
@@ -196,11 +230,7 @@ def reopen(path: Path, given: Mapping[str, Any]) -> tuple[RunFolder, Settings]:
         saved["sft"]["epochs"] = 0
     if "epochs" in given and "max_steps" not in given:
         saved["schedule"]["max_steps"] = 0
-    settings = sft_settings.build(saved)
-    done = _done(folder)
-    if 0 < settings.schedule.max_steps < done:
-        raise ConfigError(f"{path} has made {done} updates; --max-steps must be at least {done}")
-    return folder, settings
+    return sft_settings.build(saved)
 
 
 def _check_free(saved: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> None:

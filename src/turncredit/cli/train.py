@@ -36,13 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="FILE", help="TOML file, or the name of a shipped one")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, exactly")
     parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    parser.add_argument(
-        "--dry-run",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="only say what it would use and cost; with RUN, as that run did",
-    )
+    dry_run.add_flag(parser)
     for section, cls in config.SECTIONS.items():
         add_flags(parser, cls, section)
 

@@ -153,7 +153,7 @@ def _bad_numbers(run: Run) -> Iterator[str]:
         ),
         "max_cost": (
             run.log.max_cost is None or 0 < run.log.max_cost < math.inf,
-            "an amount above 0",
+            "an amount above 0, or leave it out for no limit",
         ),
         "noise_samples": (run.teacher.noise_samples >= 0, "0 or more"),
     }

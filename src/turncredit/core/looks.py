@@ -88,6 +88,37 @@ class LookingHint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a hint source makes an update do, so that its cost can be foretold.
+
+    Attributes:
+        least_looks, looks: readings of a trajectory, at least and at most.
+        per_member, per_group: questions to the policy about each trajectory, and about each group.
+        characters: of a trajectory that a question shows at most.
+        around: characters of a question beside it at most.
+        attempts: answers asked for by a question at most.
+    """
+
+    least_looks: int = 1
+    looks: int = 1
+    per_member: int = 0
+    per_group: int = 0
+    characters: int = 0
+    around: int = 0
+    attempts: int = 1
+
+
+@runtime_checkable
+class Demanding(Protocol):
+    """Settings of a source that does more than one look at a trajectory: they say how much."""
+
+    @property
+    def demand(self) -> Demand:
+        """What it asks for."""
+        ...
+
+
 @runtime_checkable
 class Preparing(Protocol):
     """A source that must ask a model first: called once an update, before `looks`."""

@@ -222,6 +222,7 @@ class Capabilities:
         max_seq_len: longest row, or None.
         max_sample_len: prompt and action of one sampling call together, where less fits into the
             memory that sampling was given than the model reads; or None.
+        remote: it is a `RemoteBackend`: tried out before it is used.
     """
 
     losses: frozenset[str]
@@ -236,6 +237,7 @@ class Capabilities:
     loss_reduction: str = "token_sum"
     max_seq_len: int | None = None
     max_sample_len: int | None = None
+    remote: bool = False
 
 
 class SamplingClient(Protocol):
@@ -435,6 +437,13 @@ class RemoteBackend(Protocol):
     @property
     def observed(self) -> Mapping[str, int]:
         """How answers looked before they were normalised."""
+        ...
+
+    async def reach(self) -> None:
+        """Open the session and learn what the service says of itself; costs nothing.
+
+        Afterwards `capabilities` says how long a row may be, where the service does.
+        """
         ...
 
     def use_reduction(self, reduction: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
 from turncredit.core.errors import ConfigError
-from turncredit.core.looks import Ask
+from turncredit.core.looks import Ask, Demand
 from turncredit.core.settings import setting
 from turncredit.core.types import Trajectory
 from turncredit.hints.answers import Refused
@@ -22,6 +22,7 @@ from turncredit.hints.texts import check_at_least
 
 T = TypeVar("T")
 
+_AROUND = 2_500  # characters of a question that are not the trajectory's, a second attempt's too
 _AGAIN = "\n\nAn earlier answer could not be used: {}. Answer again, in exactly the form above."
 
 
@@ -49,6 +50,24 @@ class AnalyserConfig(EndpointConfig):
         check_at_least(120, skill_chars=self.skill_chars)
         if self.analyser == "endpoint":
             self.check_endpoint()
+
+    def asking(self, *, looks: int = 1, per_member: int = 0, per_group: int = 0) -> Demand:
+        """What such a source asks for; of the policy only where that is the analyser.
+
+        Args:
+            looks: of a trajectory at most.
+            per_member: questions about each trajectory.
+            per_group: questions about each group.
+        """
+        asks = self.analyser == "policy"
+        return Demand(
+            looks=looks,
+            per_member=per_member * asks,
+            per_group=per_group * asks,
+            characters=self.reflection_chars,
+            around=_AROUND,
+            attempts=self.reflection_attempts,
+        )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Literal
 
 from turncredit.core.errors import ConfigError
-from turncredit.core.looks import Insertion, Look
+from turncredit.core.looks import Demand, Insertion, Look
 from turncredit.core.settings import setting
 from turncredit.core.types import Group, Task
 from turncredit.hints import skillbank, toy
@@ -34,6 +34,11 @@ class Config(skillbank.Config):
 
     def __post_init__(self) -> None:
         check_at_least(1, wrong_hints=self.wrong_hints)
+
+    @property
+    def demand(self) -> Demand:
+        """One look for every text."""
+        return Demand(least_looks=1 + self.wrong_hints, looks=1 + self.wrong_hints)
 
 
 class Contrast:

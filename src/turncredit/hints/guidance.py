@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from turncredit.core.looks import Ask, Insertion, Look
+from turncredit.core.looks import Ask, Demand, Insertion, Look
 from turncredit.core.settings import setting
 from turncredit.core.types import Group, Trajectory
 from turncredit.hints import rules
@@ -49,6 +49,11 @@ class Config(AnalyserConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, reflected_each=self.reflected_each, max_guidance=self.max_guidance)
+
+    @property
+    def demand(self) -> Demand:
+        """Questions about some members of every group, and one about all their answers."""
+        return self.asking(per_group=2 * self.reflected_each + 1)
 
 
 class GroupGuidance:

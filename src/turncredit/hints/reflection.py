@@ -19,7 +19,7 @@ from functools import partial
 from typing import Literal
 
 from turncredit.core.errors import ConfigError
-from turncredit.core.looks import Ask, Insertion, Look
+from turncredit.core.looks import Ask, Demand, Insertion, Look
 from turncredit.core.settings import setting
 from turncredit.core.types import Group, Trajectory
 from turncredit.hints import rules
@@ -70,6 +70,11 @@ class Config(AnalyserConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(0, max_step_skills=self.max_step_skills)
+
+    @property
+    def demand(self) -> Demand:
+        """A question about every trajectory; a look for each step skill, and one for the rest."""
+        return self.asking(looks=1 + self.max_step_skills, per_member=1)
 
 
 class Reflections:

@@ -87,25 +87,29 @@ async def experts(
         ConfigError: a walkthrough holds a command that no policy could write, or there is no hint
             for a task.
     """
-    tasks = environment.tasks(split)
-    draw = random.Random(f"{seed}/demonstrations")
-    indices = sorted(draw.sample(range(len(tasks)), min(count, len(tasks))))
+    tasks = drawn(environment.tasks(split), count, seed)
     write = cache(chat.action_ids)
     done = 0
 
-    async def one(index: int) -> tuple[Trajectory | None, str]:
+    async def one(task: Task) -> tuple[Trajectory | None, str]:
         nonlocal done
-        found = await _walk(tasks[index], environment, chat, wanted, write)
+        found = await _walk(task, environment, chat, wanted, write)
         done += 1
-        on_done(done, len(indices))
+        on_done(done, len(tasks))
         return found
 
-    calls = [partial(one, index) for index in indices]
+    calls = [partial(one, task) for task in tasks]
     for trajectory, refusal in await bounded(calls, wanted.limits.max_concurrency):
         if trajectory is None:
             into.refused[refusal] += 1
         else:
             into.take(trajectory, refusal)
+
+
+def drawn(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """Up to `count` of `tasks`, in their order; which ones follows from `seed`."""
+    draw = random.Random(f"{seed}/demonstrations")
+    return [tasks[i] for i in sorted(draw.sample(range(len(tasks)), min(count, len(tasks))))]
 
 
 async def _walk(

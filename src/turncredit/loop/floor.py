@@ -83,7 +83,8 @@ def arithmetic(shape: ModelShape, parts: Sequence[tuple[Reads, Extent, int]]) ->
         scores = head(shape, reads.scored_tokens)
         again = Extent(computed, round(computed * unique.mean_position))
         done += forward(shape, again) + scores
-        least += forward(shape, unique) + scores
+        # Where caches outlive a stage, less was computed than is distinct in it.
+        least += forward(shape, min(unique, again, key=lambda extent: extent.tokens)) + scores
         decoding += forward(shape, reads.decoded) + head(shape, reads.decoded.tokens)
         train += training(shape, reads.trained, reads.trained_actions)
         decoded += reads.decoded
@@ -130,7 +131,7 @@ class Plan:
     actions: float
     turns: float
     hint: float = 0.0
-    looks: int = 1
+    looks: float = 1.0
     trained: float = 1.0
 
     @property

@@ -1,9 +1,9 @@
-"""What a run will read, sample and train, and cost, before anything is asked of a backend.
+"""What games will read, sample and train, and cost, before anything is asked of a backend.
 
 Nobody knows beforehand how many turns games take. So there are two numbers: one as if half of the
 turns were played, with actions of ordinary length and half of the trajectories in groups worth
 training on; and one as if every budget were used up. A run that was made already gives its own.
-Texts are measured by a few random games, four characters a token.
+Texts are measured by a few random games, four characters a token, at most two.
 """
 
 from __future__ import annotations
@@ -13,25 +13,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from turncredit.config import Run
 from turncredit.core.protocols import Environment
 from turncredit.core.types import Observation, Task
 from turncredit.loop.floor import Plan
 from turncredit.record.prices import Price
 
-_CHARACTERS = 4.0  # of a token
-_FRAME = 12  # tokens of the chat template around a message
+CHARACTERS, FEWEST = 4.0, 2.0  # of a token: usually, and in texts full of numbers
+FRAME = 12  # tokens of the chat template around a message
+_TOOL = 250  # characters of a tool's description beside its own words
 _ACTION = 50  # tokens: the article's run sampled 975 in about 20 turns
 _GAMES, _TURNS = 4, 10  # played for their texts
 KINDS = ("prefill", "teacher", "cached", "sampled", "trained")
 
+# What is done besides the games themselves ("") and their looks → tokens by kind.
+Parts = Mapping[str, Mapping[str, int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """How long an environment's texts are, in tokens: what opens a game, and what a turn shows."""
+    """How long an environment's texts are, in tokens.
+
+    Attributes:
+        prompt, turn: what opens a game, and what a turn shows: the mean.
+        longest_prompt, longest_turn: the same at most.
+    """
 
     prompt: float
     turn: float
+    longest_prompt: float = 0.0
+    longest_turn: float = 0.0
+
+    @property
+    def longest(self) -> Texts:
+        """As if all were as long as the longest."""
+        return Texts(max(self.prompt, self.longest_prompt), max(self.turn, self.longest_turn))
+
+    def opened_with(self, likely: float, most: float) -> Texts:
+        """With so many tokens more in front of a game."""
+        longest = max(self.prompt, self.longest_prompt) + most
+        return replace(self, prompt=self.prompt + likely, longest_prompt=longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,50 +69,59 @@ class Game:
     admissible: bool
 
 
-async def texts(environment: Environment, tasks: Sequence[Task], game: Game) -> Texts:
-    """Play a few random games, without a model."""
+async def texts(
+    environment: Environment, tasks: Sequence[Task], game: Game, characters: float = CHARACTERS
+) -> Texts:
+    """Play a few random games, without a model.
+
+    Args:
+        environment: that of the run.
+        tasks: some of its own.
+        game: its budgets.
+        characters: of a token.
+    """
     openings: list[float] = []
     shown: list[float] = []
     for n, task in enumerate(tasks[:_GAMES]):
         draw, episode = random.Random(n), environment.episode(task)
         seen = await episode.start()
-        openings.append(_tokens(seen, game))
+        openings.append(_length(seen, game))
         for _ in range(min(_TURNS, game.turns - 1)):
             step = await episode.act(draw.choice(seen.actions or ("look",)))
             if step.done:
                 break
             seen = step.observation
-            shown.append(_tokens(seen, game))
+            shown.append(_length(seen, game))
         await episode.close()
     tool = environment.tool
     words = f"{environment.instructions}{tool.name}{tool.description}{tool.argument_description}"
     goal = max((len(str(task.payload.get("goal", ""))) for task in tasks[:_GAMES]), default=0)
-    head = (len(words) + goal) / _CHARACTERS + 4 * _FRAME
-    mean = sum(shown) / len(shown) if shown else 0.0
-    return Texts(head + sum(openings) / max(1, len(openings)), mean)
+    head, few = len(words) + _TOOL + goal, min(characters, FEWEST)
+    frame = 5 * FRAME
+    return Texts(
+        prompt=(head + _mean(openings)) / characters + frame,
+        turn=_mean(shown) / characters + FRAME,
+        longest_prompt=(head + max(openings, default=0.0)) / few + frame,
+        longest_turn=max(shown, default=0.0) / few + FRAME,
+    )
 
 
-def _tokens(seen: Observation, game: Game) -> float:
+def _mean(lengths: Sequence[float]) -> float:
+    return sum(lengths) / max(1, len(lengths))
+
+
+def _length(seen: Observation, game: Game) -> float:
+    """Characters of what is shown."""
     listed = sum(len(action) + 1 for action in seen.actions) if game.admissible else 0
-    return (len(seen.text) + listed) / _CHARACTERS + _FRAME
+    return len(seen.text) + listed
 
 
 def plans(found: Texts, game: Game, *, trajectories: int, group: int) -> tuple[Plan, Plan]:
     """The likely plan of some games without teacher, and one that uses every budget up."""
-    likely = _plan(
-        found, max(1.0, game.turns / 2), min(_ACTION, game.action), game, trajectories, group
-    )
-    most = _plan(found, game.turns, game.action, game, trajectories, group)
-    return replace(likely, trained=0.5), most
-
-
-def _plan(
-    found: Texts, turns: float, action: float, game: Game, trajectories: int, group: int
-) -> Plan:
-    prompt = min(found.prompt, game.tokens)
+    prompt, action = min(found.prompt, game.tokens), min(_ACTION, game.action)
     each = found.turn + action
-    turns = max(1.0, min(turns, (game.tokens - prompt) / max(each, 1.0)))
-    return Plan(
+    turns = max(1.0, min(game.turns / 2, (game.tokens - prompt) / each))
+    likely = Plan(
         trajectories=trajectories,
         group=group,
         length=min(game.tokens, prompt + turns * each),
@@ -100,52 +129,33 @@ def _plan(
         actions=turns * action,
         turns=turns,
         looks=0,
+        trained=0.5,
+    )
+    return likely, _most(found, game, trajectories, group)
+
+
+def _most(found: Texts, game: Game, trajectories: int, group: int) -> Plan:
+    """Each number at most, which they are not all at once: long texts leave few turns."""
+    longest = found.longest
+    room = game.tokens - min(found.prompt, game.tokens) / 2
+    return Plan(
+        trajectories=trajectories,
+        group=group,
+        length=min(game.tokens, longest.prompt + game.turns * (longest.turn + game.action)),
+        prompt=min(longest.prompt, game.tokens),
+        actions=min(float(game.turns), room / (game.action + FRAME)) * game.action,
+        turns=float(game.turns),
+        looks=0,
     )
 
 
-def of_training(run: Run, found: Texts) -> tuple[Plan, Plan]:
-    """The two plans of a training run."""
-    schedule, rollout = run.schedule, run.rollout
-    game = game_of(run)
-    count = schedule.max_steps * schedule.tasks_per_update * schedule.group_size
-    likely, most = plans(found, game, trajectories=count, group=schedule.group_size)
-    method = run.method.load("method").target
-    looks, reserve = len(run.needs.streams) + method.NEEDS_TEACHER, rollout.teacher_reserve_tokens
-    rescored = bool(looks) and run.teacher.student_logprobs != "sampled"
-    # Methods that drop groups play others in their place.
-    batches = rollout.resample if hasattr(method, "keep") else 1
-    return (
-        replace(likely, looks=looks, hint=reserve / 2),
-        replace(
-            most,
-            looks=looks + rescored,
-            hint=float(reserve),
-            trajectories=count * batches,
-            trained=1.0 / batches,
-        ),
-    )
-
-
-def game_of(run: Run) -> Game:
-    """The budgets of a run's games."""
-    return Game(
-        turns=run.rollout.max_turns,
-        tokens=run.rollout.max_trajectory_tokens,
-        action=run.rollout.max_action_tokens,
-        admissible=run.rollout.include_admissible_actions,
-    )
-
-
-def tokens(
-    plan: Plan, *, passes: int = 1, cached: bool = False, trains: bool = True
-) -> dict[str, int]:
+def tokens(plan: Plan, *, passes: int = 1, cached: bool = False) -> dict[str, int]:
     """Tokens by kind, as a ledger counts them.
 
     Args:
         plan: of the run.
         passes: over the rows of an update.
         cached: what was read before comes out of a cache; otherwise all that is sent is computed.
-        trains: there are updates at all.
     """
     read, taught = (
         (plan.unique, plan.teacher_unique) if cached else (plan.resent, plan.teacher_sent)
@@ -160,18 +170,31 @@ def tokens(
     }
 
 
-def like(totals: Mapping[str, Any], trajectories: int, wanted: int) -> dict[str, int]:
-    """Tokens of `wanted` trajectories, as those of a run that was made.
+def like(totals: Mapping[str, Any], had: int, wanted: int) -> dict[str, int]:
+    """Tokens of more of what a run did.
 
     Args:
         totals: of its ledger.
-        trajectories: played in it.
+        had: trajectories played in it, or updates made.
         wanted: how many there will be.
     """
-    share = wanted / max(1, trajectories)
+    share = wanted / max(1, had)
     return {kind: round((totals["tokens"].get(kind) or 0) * share) for kind in KINDS}
 
 
-def money(counted: Mapping[str, int], price: Price | None) -> float | None:
-    """What tokens cost; None where nobody knows the price."""
-    return None if price is None else price.of(counted, 0.0)
+def together(parts: Parts) -> dict[str, int]:
+    """All tokens by kind."""
+    return {kind: sum(part.get(kind, 0) for part in parts.values()) for kind in KINDS}
+
+
+def in_full(parts: Parts) -> Parts:
+    """As if nothing came out of a cache."""
+    return {
+        name: {**part, "prefill": part.get("prefill", 0) + part.get("cached", 0), "cached": 0}
+        for name, part in parts.items()
+    }
+
+
+def money(parts: Parts, price: Price) -> float:
+    """What tokens cost."""
+    return price.of(together(parts), 0.0)

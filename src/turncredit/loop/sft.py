@@ -147,6 +147,8 @@ class Supervised:
             return
         backend.listen(self._listener.note)
         with self._phase(done + 1, "probe"):
+            await backend.reach()
+            self._check_lengths(backend.capabilities().max_seq_len)
             # By a loss that tells all reductions apart; cross-entropy follows from what is found.
             _, said = await tried(self._settings, _PROBED, backend, self._folder, done)
         if LOSS not in backend.capabilities().losses:
@@ -156,6 +158,15 @@ class Supervised:
             )
         for text in said:
             self._listener.note(text)
+
+    def _check_lengths(self, limit: int | None) -> None:
+        """Refuse demonstrations that the service would refuse later."""
+        longest = max(len(row.tokens) for row in (*self._rows, *self._aside))
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"a demonstration has {longest} tokens, but the model reads {limit} at most: "
+                f"--max-trajectory-tokens {limit} leaves longer ones out, in a new run"
+            )
 
     def _first_weights(self) -> str | None:
         place = self._settings.schedule.init_from

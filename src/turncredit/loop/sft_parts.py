@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, Environment
+from turncredit.core.protocols import Backend, Capabilities, Environment
 from turncredit.core.types import Trajectory
 from turncredit.loop.chat import Chat
 from turncredit.loop.demonstrations import Collected, Wanted, open_source, recorded
@@ -40,26 +40,9 @@ def open_parts(settings: Settings) -> Parts:
         BackendError: a paid service, and no key for it.
         MissingExtra: a component needs a package that is not installed.
     """
-    schedule, budget = settings.schedule, settings.rollout
-    environment = settings.env.load("env").create(settings.env.config)
-    environment = hinted(environment, settings.hint)
+    budget, environment = settings.rollout, environment_of(settings)
     backend = open_backend(settings.backend)
-    if LOSS not in (losses := backend.capabilities().losses):
-        raise ConfigError(
-            f'backend {settings.backend.name} has no loss "{LOSS}" (it has '
-            f"{', '.join(sorted(losses))}): use another one for the supervised stage"
-        )
-    if EXPERTS in settings.sources and schedule.train_split not in environment.splits:
-        raise ConfigError(
-            f"environment {settings.env.name} has no split {schedule.train_split!r}; "
-            f"it has {', '.join(environment.splits)}"
-        )
-    limits = Limits(
-        max_turns=budget.max_turns,
-        max_trajectory_tokens=_tokens(budget.max_trajectory_tokens, backend),
-        max_action_tokens=budget.max_action_tokens,
-        step_timeout=budget.step_timeout,
-    )
+    limits = limits_of(settings, backend.capabilities())
     chat = Chat(
         backend.get_tokenizer(),
         environment,
@@ -71,6 +54,42 @@ def open_parts(settings: Settings) -> Parts:
         backend=backend,
         chat=chat,
         wanted=Wanted(limits, settings.sft.min_reward),
+    )
+
+
+def environment_of(settings: Settings) -> Environment:
+    """The environment, with the student's hint around it.
+
+    Raises:
+        ConfigError: it has no such split; the hint cannot serve a student.
+    """
+    environment = hinted(settings.env.load("env").create(settings.env.config), settings.hint)
+    split = settings.schedule.train_split
+    if EXPERTS in settings.sources and split not in environment.splits:
+        raise ConfigError(
+            f"environment {settings.env.name} has no split {split!r}; "
+            f"it has {', '.join(environment.splits)}"
+        )
+    return environment
+
+
+def limits_of(settings: Settings, capabilities: Capabilities | None) -> Limits:
+    """The budgets of a demonstration; a backend that says nothing of itself is taken to have room.
+
+    Raises:
+        ConfigError: the backend lacks the loss, or its model reads less than a budget.
+    """
+    budget, longest = settings.rollout, capabilities.max_seq_len if capabilities else None
+    if capabilities is not None and LOSS not in capabilities.losses:
+        raise ConfigError(
+            f'backend {settings.backend.name} has no loss "{LOSS}" (it has '
+            f"{', '.join(sorted(capabilities.losses))}): use another one for the supervised stage"
+        )
+    return Limits(
+        max_turns=budget.max_turns,
+        max_trajectory_tokens=_tokens(budget.max_trajectory_tokens, longest),
+        max_action_tokens=budget.max_action_tokens,
+        step_timeout=budget.step_timeout,
     )
 
 
@@ -87,9 +106,8 @@ def check_sources(settings: Settings) -> None:
         sampler_weights(settings.schedule.init_from)
 
 
-def _tokens(given: int | None, backend: Backend) -> int:
+def _tokens(given: int | None, limit: int | None) -> int:
     """What was asked for, else the article's budget or the model's limit, whichever is less."""
-    limit = backend.capabilities().max_seq_len
     if given is None:
         return TOKENS if limit is None else min(TOKENS, limit)
     if limit is not None and given > limit:

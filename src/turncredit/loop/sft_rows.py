@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,11 +27,16 @@ def hold_out(
 
     At least one task is kept aside when `share` is above 0 and there are two.
     """
-    tasks = sorted({t.task.id for t in trajectories})
-    count = min(max(1, round(share * len(tasks))), len(tasks) - 1) if share > 0 else 0
-    aside = set(random.Random(f"{seed}/held-out").sample(tasks, count))
+    aside = aside_of([t.task.id for t in trajectories], share, seed)
     learn = [t for t in trajectories if t.task.id not in aside]
     return learn, [t for t in trajectories if t.task.id in aside]
+
+
+def aside_of(tasks: Iterable[str], share: float, seed: int) -> set[str]:
+    """The ids of the tasks that are kept aside."""
+    ids = sorted(set(tasks))
+    count = min(max(1, round(share * len(ids))), len(ids) - 1) if share > 0 and ids else 0
+    return set(random.Random(f"{seed}/held-out").sample(ids, count))
 
 
 class Order:

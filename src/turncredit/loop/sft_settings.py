@@ -221,7 +221,7 @@ def _bad_numbers(run: Settings) -> Iterator[str]:
         "batch": (sft.batch >= 1, "at least 1"),
         "max_cost": (
             run.log.max_cost is None or 0 < run.log.max_cost < math.inf,
-            "an amount above 0",
+            "an amount above 0, or leave it out for no limit",
         ),
         "held_out": (0 <= sft.held_out < 1, "0 (nothing kept aside) or more, below 1"),
     }

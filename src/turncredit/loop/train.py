@@ -32,7 +32,7 @@ from turncredit.loop.data import (
 from turncredit.loop.listener import Listener
 from turncredit.loop.looking import Looked, Looking
 from turncredit.loop.origins import check_origins, stepping_back
-from turncredit.loop.parts import Parts
+from turncredit.loop.parts import Parts, check_backend
 from turncredit.loop.probing import probed
 from turncredit.loop.remarks import refuse_hopeless, remarks
 from turncredit.loop.sampler import Sampler, limits_of
@@ -165,6 +165,9 @@ class Trainer:
             return
         backend.listen(self._listener.note)
         with self._phase(done + 1, "probe"):
+            await backend.reach()
+            teacher = self._parts.method.NEEDS_TEACHER
+            check_backend(self._run, backend.capabilities(), teacher=teacher)
             found = await probed(self._run, self._parts.loss.name, backend, self._folder, done)
         for text in found:
             self._listener.note(text)

@@ -122,6 +122,10 @@ class _Remote(Watched):
         """The backend's."""
         return self._backend.observed
 
+    async def reach(self) -> None:
+        """The backend's."""
+        await self._backend.reach()
+
     def use_reduction(self, reduction: str) -> None:
         """The backend's."""
         self._backend.use_reduction(reduction)

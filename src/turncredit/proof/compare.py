@@ -260,7 +260,27 @@ def _notes(arms: Sequence[Results]) -> list[str]:
                 f"{base.label} and {arm.label} were played under other settings: "
                 + "; ".join(changed)
             )
-    return notes
+    return [*notes, *(text for a, b in combinations(arms, 2) if (text := _alike(a, b)))]
+
+
+def _alike(a: Results, b: Results) -> str:
+    """What to say of two arms whose games went alike; "" where some did not."""
+    if a.games == b.games:
+        who = "both files name one policy"
+        if a.summary["settings"].get("policy") != b.summary["settings"].get("policy"):
+            who = "probably the same weights"
+        return (
+            f"{a.label} and {b.label} are identical in every game, to the number of turns ({who}): "
+            "there is nothing to compare, and their p-values and intervals say nothing"
+        )
+    both = _both(a, b, lambda game: True)
+    if both and all(x.success == y.success for x, y in both):
+        won = sum(x.success for x, _ in both)
+        return (
+            f"{a.label} and {b.label} won the very same games ({won} of {len(both)}): none tells "
+            "them apart, which is no proof that they are equally good"
+        )
+    return ""
 
 
 def _plain(value: Any) -> Any:

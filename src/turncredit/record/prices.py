@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,28 @@ _MILLION, _HOUR = 1e6, 3600.0
 _RATES = ("prefill", "cached", "sample", "train", "hour")
 _MOST = 1e9  # an hour or a million tokens cost less in any currency
 _LEAST = 1e-4  # for a million tokens; what is below was meant for one
+_LOW = 0.05  # for a million tokens: where all rates are below, they may be for a thousand
+# What others call our rates.
+_FOREIGN = {
+    "input": "prefill",
+    "prompt": "prefill",
+    "context": "prefill",
+    "uncached": "prefill",
+    "cache": "cached",
+    "cache_read": "cached",
+    "cached_input": "cached",
+    "cached_prefill": "cached",
+    "prefill_cached": "cached",
+    "output": "sample",
+    "completion": "sample",
+    "generation": "sample",
+    "sampled": "sample",
+    "sampling": "sample",
+    "trained": "train",
+    "training": "train",
+    "hourly": "hour",
+    "per_hour": "hour",
+}
 _CURRENCY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,11}")  # it becomes part of a metric's name
 _LONGEST = {"service": 100, "model": 200, "as_of": 40, "source": 500}
 
@@ -64,6 +87,11 @@ class Price:
             raise ConfigError("it has no rate: give prefill, sample and train, or hour")
         for name in _RATES:
             _check_rate(name, getattr(self, name))
+        if self.cached is not None and self.cached > (self.prefill or 0.0):
+            raise ConfigError(
+                f"cached is {self.cached:g}, more than prefill ({self.prefill:g}): context from a "
+                "cache costs no more than computed context. Are the two swapped?"
+            )
 
     def of(self, tokens: Mapping[str, int | float | None], seconds: float) -> float:
         """The cost of what a ledger record counted.
@@ -219,9 +247,29 @@ def _entry(row: dict[str, Any], where: str, lines: Mapping[str, int]) -> Price:
         place = f"{where}, line {number}" if number else where
         return DataError(f"{place}: {text}")
 
+    if unknown := [key for key in row if key not in Price.__dataclass_fields__]:
+        raise wrong(_unknown(unknown[0]))
     if "service" not in row:
         raise wrong('it names no service; write the backend\'s name, as in service = "local"')
     try:
-        return coerce(Price, row, "price")
+        price = coerce(Price, row, "price")
     except ConfigError as error:
         raise wrong(str(error)) from error
+    rates = [rate for rate in (price.prefill, price.cached, price.sample, price.train) if rate]
+    if rates and max(rates) < _LOW:
+        warnings.warn(
+            f"{where}: all rates are below {_LOW:g} for a million tokens ({max(rates):g} at most). "
+            f"If they are for a thousand, write a thousand times as much ({max(rates) * 1e3:g})",
+            stacklevel=2,
+        )
+    return price
+
+
+def _unknown(key: str) -> str:
+    known = list(Price.__dataclass_fields__)
+    ours = _FOREIGN.get(key.lower().replace("-", "_"))
+    near = f' It is called "{ours}" here.' if ours else did_you_mean(key, known)
+    return (
+        f'price has no key "{key}".{near} (known: {", ".join(known)}; rates are for a million '
+        "tokens, and nothing else is counted)"
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 from turncredit.core.errors import AlignmentError, ConfigError, DataError
 from turncredit.core.types import Credit, Group
-from turncredit.record import atomic, fresh, layout, packed, rewind
+from turncredit.record import atomic, fresh, layout, packed, rewind, spending
 from turncredit.record.rows import Recorded
 
 
@@ -121,11 +121,15 @@ class RunFolder:
 
     def write_spent(self, note: Mapping[str, Any]) -> None:
         """Save how much money may have been spent by now, lost work included."""
-        atomic.write_json(self.path / "spent.json", note)
+        spending.write(self.path / "spent.json", note)
 
     def spent(self) -> dict[str, Any] | None:
-        """The last such note; None: nobody has counted."""
-        return self._read_json("spent.json") if (self.path / "spent.json").exists() else None
+        """The last such note; None: nobody has counted.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        return spending.read(self.path / "spent.json")
 
     def write_probes(self, probes: Sequence[Mapping[str, Any]]) -> None:
         """Save what the service was found to do, once for every time the run was begun."""

@@ -2,7 +2,8 @@
 
 Only what is safe to repeat is repeated: the caller says so per call (sampling and scoring, never
 an update), and the error says so (rate limits, a service that is full). Who is cancelled gives its
-slot back at once and is counted: the service may work on, and bill.
+slot back at once and is counted: the service may work on, and bill. So is a call whose connection
+broke; but while nothing listens at the service's address no safe call is sent, or counted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from turncredit.backends.hosted import reach
 from turncredit.backends.hosted.faults import CallTimeout, Unreached
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.metering import Meter
@@ -24,6 +26,7 @@ from turncredit.core.types import Usage
 T = TypeVar("T")
 
 _BACKOFF_S, _LONGEST_S = 1.0, 30.0
+_PATIENCE_S = 900.0  # for a service at whose address nothing listens
 _REMIND_S = 120.0  # without an answer: then it is said, of all calls at most so often
 
 
@@ -119,6 +122,8 @@ class Calls:
         self._slots, self._deadline, self._attempts = Slots(limit), deadline, attempts
         self._backoff, self.on_wait = backoff, on_wait
         self._reminded = -_REMIND_S
+        self._down, self._looking = "", asyncio.Lock()  # where a connection failed last
+        self.patience = _PATIENCE_S
         self._random = random.Random()
         self.counts, self.meter = Counts(), Meter()
 
@@ -142,16 +147,21 @@ class Calls:
 
         Raises:
             CallTimeout: the deadline passed.
+            Unreached: nothing has listened at the service's address for a quarter of an hour.
             BackendError: what the adapter made of the service's error.
         """
         attempts, pause = self._attempts if repeat else 1, self._backoff
         for attempt in range(1, attempts + 1):
+            if self._down and repeat:
+                await self._until_there(what)
             try:
                 async with self._slots.one(GROUP.get()):
                     result = await self._once(make, what, estimate, deadline or self._deadline)
             except BackendError as error:
-                if isinstance(error, Unreached) and repeat:
-                    self.abandon(estimate)
+                if isinstance(error, Unreached):
+                    self._down = error.address
+                    if repeat:
+                        self.abandon(estimate)
                 if attempt == attempts or not error.retryable:
                     raise
                 self._say(f"{what}: {error}; trying again in about {pause:.0f} s")
@@ -163,6 +173,25 @@ class Calls:
             pause = min(2 * pause, _LONGEST_S)
             self.counts.retried += 1
         raise AssertionError("unreachable")
+
+    async def _until_there(self, what: str) -> None:
+        """Wait until something listens where nothing did; nothing is sent meanwhile."""
+        async with self._looking:  # one look for all who wait
+            loop = asyncio.get_running_loop()
+            began, pause, address = loop.time(), self._backoff, self._down
+            if not address:
+                return
+            self._say(f"nothing answers at {address}: waiting, and nothing is sent meanwhile")
+            while not await asyncio.to_thread(reach.answers, address):
+                if loop.time() - began >= self.patience:
+                    raise Unreached(
+                        f"{what}: nothing answers at {address}, so it was not sent again. Check "
+                        "the network, and go on with --resume",
+                        address=address,
+                    )
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_S)
+            self._down = ""
 
     async def _once(
         self,

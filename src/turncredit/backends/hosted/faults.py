@@ -44,7 +44,17 @@ class CapacityWait(HostedError):
 
 
 class Unreached(CapacityWait):
-    """The connection failed: whether the service has done what it was asked is not known."""
+    """The connection failed: whether the service has done what it was asked is not known.
+
+    Attributes:
+        address: of what could not be reached, where the error says it.
+    """
+
+    def __init__(
+        self, message: str, *, address: str = "", code: str = "", request_id: str = ""
+    ) -> None:
+        super().__init__(message, code=code, request_id=request_id)
+        self.address = address
 
 
 class SnapshotExpired(HostedError):
@@ -110,6 +120,23 @@ def of_state(service: str, uri: str) -> Iterator[None]:
             f"{service} no longer has the training state {uri} ({words}): it was deleted there, or "
             "its time was over"
         ) from error
+
+
+_TOO_LONG = re.compile(
+    r"(?i)context.?(length|window)|sequence.?length|max(imum)?[ _-](model|seq|context|token|len)"
+    r"|too (long|many tokens)|exceed\w*.{0,60}\b(tokens?|length)\b|\btokens?\b.{0,60}exceed"
+    r"|do(es)? not fit"
+)
+
+
+def cure_of(words: str) -> str:
+    """What to do where a service refuses what it was sent, as far as its words tell; or nothing."""
+    if not _TOO_LONG.search(words):
+        return ""
+    return (
+        "What was sent is longer than this model reads: lower --max-trajectory-tokens, and "
+        "--teacher-reserve-tokens where a teacher read it"
+    )
 
 
 def uncertain(service: str, what: str, cause: str) -> StateUncertain:

@@ -1,15 +1,39 @@
-"""A server on this machine is there or is not: no client needs to wait half an hour to say so."""
+"""Whether anything listens at an address: a look that costs nothing.
+
+A server on this machine is there or is not: no client needs to wait half an hour to say so.
+"""
 
 from __future__ import annotations
 
 import socket
 import time
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from turncredit.core.errors import ConfigError
 
 LOCAL = ("http://127.0.0.1", "http://localhost")
 _TRIES, _PAUSE = 10, 0.5  # it may just be starting
+_PORTS = {"http": 80, "https": 443}
+
+
+def answers(address: str) -> bool:
+    """Whether anything takes connections there: without it, nothing that is sent can arrive.
+
+    Where a proxy is between us and the address nobody can tell, and it is taken to answer.
+    """
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
+    except ValueError:
+        return True
+    if not host or (getproxies().keys() & {parts.scheme, "all"} and not proxy_bypass(host)):
+        return True
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def check(service: str, base_url: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from turncredit.backends.hosted.normalise import Reduction, Totals, shares, weighted
 from turncredit.backends.hosted.shift import Shifted, unshift
 from turncredit.backends.loopback.shelf import Expired, NotFound, Saved, Shelf
+from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import (
     AdamParams,
     Backend,
@@ -41,6 +42,7 @@ class Quirks:
         live_samplers: a sampler follows its run instead of keeping its weights.
         forgets_optimizer: a state that is loaded with its optimizer comes without.
         drops_first: log-probs of a prompt are one fewer than its tokens (read by the wire).
+        longest: tokens of a row, or of a prompt and its answer, that it takes at most.
     """
 
     reduction: Reduction = "token_sum"
@@ -48,6 +50,7 @@ class Quirks:
     live_samplers: bool = False
     forgets_optimizer: bool = False
     drops_first: bool = False
+    longest: int | None = None
 
 
 @dataclass(slots=True)
@@ -154,6 +157,7 @@ class Muscle:
             where rows share one factor.
         """
         found = self._run(run)
+        self._fits(max((len(row.inputs) + 1 for row in rows), default=0), "a row")
         factors = shares(rows, self.quirks.reduction, totals) if backward else [0.0] * len(rows)
         data = [unshift(_read_whole(row, loss_fn)) for row in weighted(rows, factors)]
         async with found.lock:
@@ -263,6 +267,7 @@ class Muscle:
         self, saved: Saved | None, prompt: Ids, *, params: SamplingParams, num_samples: int = 1
     ) -> SampleResult:
         """Sample with saved weights (None: the untrained model)."""
+        self._fits(len(prompt) + params.max_tokens, "a prompt with its answer")
         client = await self.sampler(saved)
         out = await client.sample(prompt, params=params, num_samples=num_samples)
         if self.quirks.tempered and params.temperature not in (0.0, 1.0):
@@ -276,6 +281,7 @@ class Muscle:
 
     async def score(self, saved: Saved | None, tokens: Ids) -> ScoreResult:
         """Log-probs (T,) of all tokens, NaN first."""
+        self._fits(len(tokens), "a prompt")
         return await (await self.sampler(saved)).compute_logprobs(tokens)
 
     async def aclose(self) -> None:
@@ -287,6 +293,11 @@ class Muscle:
         self._runs.clear()
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _fits(self, length: int, what: str) -> None:
+        longest = self.quirks.longest
+        if longest is not None and length > longest:
+            raise ConfigError(f"{what} has {length} tokens: the context length is {longest}")
 
     def _run(self, run: str) -> _Run:
         if run not in self._runs:

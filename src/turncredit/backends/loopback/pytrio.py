@@ -6,6 +6,7 @@ samples. Without accounts, prices or a queue; everything else as the clients exp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from turncredit.backends.local.models import positions, resolve
@@ -62,5 +63,7 @@ def serve(
     """
     name = "household-tiny"
     offer = offer or Offer(model=name, tokenizer=resolve(name), max_seq_len=positions(name))
+    if quirks is not None and quirks.longest is not None:
+        offer = replace(offer, max_seq_len=quirks.longest)
     service = Service(Muscle(backend, folder, quirks=quirks), offer)
     return Server(service.handle, port=port, faults=faults, closing=service.aclose), service

@@ -116,7 +116,7 @@ class TinkerService:
         }
 
     async def _capabilities(self, request: Request) -> Reply:
-        longest = self.muscle.backend.capabilities().max_seq_len
+        longest = self.muscle.quirks.longest or self.muscle.backend.capabilities().max_seq_len
         model = {"model_name": self.model, "max_context_length": longest}
         return json_reply({"supported_models": [{**model, "trainable": True, "sampleable": True}]})
 

@@ -21,6 +21,7 @@ CAPABILITIES = Capabilities(
     losses=frozenset({"ppo", "importance_sampling", "cispo", "cross_entropy"}),
     suffix_scoring=False,
     max_seq_len=16384,
+    remote=True,
 )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from turncredit.backends.pytrio import CAPABILITIES, Config, versions
 from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.backends.pytrio.training import PytrioTrainingClient
+from turncredit.core.errors import BackendError
 from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities, WeightsUse
 from turncredit.core.types import Usage
@@ -36,6 +38,7 @@ class PytrioBackend:
         self._trio = trio
         self._tokenizer: HfTokenizer | None = None
         self._service: Any = None
+        self._longest: int | None = None  # tokens of a row, once the service has said
         self._opening: asyncio.Lock | None = None
         self._shared = Shared(
             config=config,
@@ -55,8 +58,18 @@ class PytrioBackend:
         return replace(
             CAPABILITIES,
             loss_reduction=self._shared.reduction,
-            max_seq_len=self.config.max_seq_len,
+            max_seq_len=min(self.config.max_seq_len, self._longest or self.config.max_seq_len),
         )
+
+    async def reach(self) -> None:
+        """Open the session, and ask how long a row of the model may be."""
+        service = await self._open()
+        # A service that does not tell is no worse for it.
+        with contextlib.suppress(BackendError):
+            found = await self._shared.call(
+                "asking for its models", service.get_server_capabilities_async, repeat=True
+            )
+            self._longest = _longest(found.supported_models, self.config.base_model)
 
     @property
     def observed(self) -> dict[str, int]:
@@ -229,3 +242,13 @@ class PytrioBackend:
     def _address(self) -> str:
         """Of the service; empty: its maker's, or that of the SDK's profile."""
         return self.config.base_url or os.environ.get("PYTRIO_BASE_URL", "").strip()
+
+
+def _longest(models: Sequence[Any], name: str) -> int | None:
+    """Tokens that a row of a model may have; of the only model on offer, whatever it is called."""
+    named = [model for model in models if model.model_name == name] or models
+    if len(named) != 1:
+        return None
+    model = named[0]
+    limits = (model.max_context_length, model.training.max_seq_len, model.sampling.max_seq_len)
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -31,7 +31,8 @@ def translated(what: str) -> Iterator[None]:
     except BackendError:
         raise
     except ValueError as error:  # the SDK's checks of what it is given
-        raise faults.InvalidRequest(f"PyTRIO, {what}: {error}") from error
+        words = f"PyTRIO, {what}: {error}. {faults.cure_of(str(error))}"
+        raise faults.InvalidRequest(words.rstrip(". ")) from error
     except Exception as error:
         if not hasattr(error, "status_code") or not hasattr(error, "code"):
             raise
@@ -42,11 +43,13 @@ def translate(error: Any, what: str) -> BackendError:
     """One error of the SDK."""
     kind, cure = _kind(error)
     words = faults.shortened(getattr(error, "message", "") or str(error))
-    return kind(
-        f"PyTRIO, {what}: {words}{'' if words.endswith('.') else '.'} {cure}".rstrip(),
-        code=str(error.code),
-        request_id=str(getattr(error, "request_id", "")),
-    )
+    if kind is faults.InvalidRequest:
+        cure = faults.cure_of(words)
+    text = f"PyTRIO, {what}: {words}{'' if words.endswith('.') else '.'} {cure}".rstrip()
+    named = {"code": str(error.code), "request_id": str(getattr(error, "request_id", ""))}
+    if issubclass(kind, faults.Unreached):
+        return kind(text, address=str(getattr(error, "server", "") or ""), **named)
+    return kind(text, **named)
 
 
 def _kind(error: Any) -> tuple[type[faults.HostedError], str]:

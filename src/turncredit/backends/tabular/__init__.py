@@ -29,6 +29,8 @@ from turncredit.core.protocols import Capabilities
 from turncredit.core.settings import setting
 from turncredit.core.types import Usage
 
+CHARACTERS = 1.0  # of a token: texts are spelt in bytes
+
 # Everything is exact here.
 CAPABILITIES = Capabilities(
     losses=frozenset(POLICY_LOSSES),

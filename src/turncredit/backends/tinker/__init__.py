@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CAPABILITIES = Capabilities(
     losses=frozenset({"ppo", "importance_sampling", "cispo", "cross_entropy"}),
     cached_token_counts=True,
+    remote=True,
 )
 
 

@@ -43,6 +43,7 @@ class TinkerBackend:
         self._link = Link(package, calls, reduction=reduction, suffix_scoring=suffix)
         self._tokenizer: HfTokenizer | None = None
         self._service: Any = None
+        self._longest: int | None = None  # tokens of a row, once the service has said
         self._opening = asyncio.Lock()
 
     def capabilities(self) -> Capabilities:
@@ -52,7 +53,17 @@ class TinkerBackend:
             losses=computed(self._link.reduction),
             suffix_scoring=self._link.suffix_scoring,
             loss_reduction=self._link.reduction,
+            max_seq_len=self._longest,
         )
+
+    async def reach(self) -> None:
+        """Open the session, and ask how long a row of the model may be."""
+        service = await self._open()
+        # A server that does not tell is no worse for it.
+        with contextlib.suppress(BackendError):
+            found = await self._link.ask("asking for its models", lambda: sdk.offered(service))
+            lengths = {m.model_name: m.max_context_length for m in found.supported_models}
+            self._longest = lengths.get(self.config.base_model)
 
     def use_reduction(self, reduction: str) -> None:
         """What the service was found to do with per-token losses."""

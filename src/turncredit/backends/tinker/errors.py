@@ -32,9 +32,11 @@ def translated(error: Exception, what: str, *, training: bool = False) -> Turncr
     if training and kind in (None, faults.CallTimeout, faults.StateUncertain):
         return faults.uncertain("Tinker", what, _plain(error))
     if kind is None and _unreached(error):
-        return faults.Unreached(text)
+        return faults.Unreached(text, address=_address(error))
     if kind is None:
         return BackendError(text, retryable=_transient(error))
+    if kind is faults.InvalidRequest and (cure := faults.cure_of(text)):
+        text = f"{text.rstrip('.')}. {cure}"
     return kind(text)
 
 
@@ -86,6 +88,12 @@ def _unreached(error: Exception) -> bool:
     """The connection broke, before or after the work was done."""
     names = {each.__name__ for each in type(error).__mro__}
     return "APIConnectionError" in names or isinstance(error, ConnectionError)
+
+
+def _address(error: Exception) -> str:
+    """Whom a request that failed was for; "" where the error does not say."""
+    url = getattr(getattr(error, "request", None), "url", None)
+    return f"{url.scheme}://{url.netloc.decode()}" if url is not None and url.host else ""
 
 
 def _plain(error: Exception) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
@@ -60,6 +61,14 @@ def rest(package: Any, service: Any, options: Mapping[str, Any]) -> Any:
     if alone is not None and takes(alone, "base_url"):
         return alone(**options)
     return service.create_rest_client()
+
+
+async def offered(service: Any) -> Any:
+    """The models on offer. New versions warn that another client could be asked as well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pending = service.get_server_capabilities_async()
+    return await settled(pending)
 
 
 def takes(call: Any, parameter: str) -> bool:
