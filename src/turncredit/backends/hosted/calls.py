@@ -122,7 +122,8 @@ class Calls:
         self._slots, self._deadline, self._attempts = Slots(limit), deadline, attempts
         self._backoff, self.on_wait = backoff, on_wait
         self._reminded = -_REMIND_S
-        self._down, self._looking = "", asyncio.Lock()  # where a connection failed last
+        # Where a connection failed, since when nothing is known to answer there, who looks.
+        self._down, self._since, self._looking = "", 0.0, asyncio.Lock()
         self.patience = _PATIENCE_S
         self._random = random.Random()
         self.counts, self.meter = Counts(), Meter()
@@ -153,13 +154,13 @@ class Calls:
         attempts, pause = self._attempts if repeat else 1, self._backoff
         for attempt in range(1, attempts + 1):
             if self._down and repeat:
-                await self._until_there(what)
+                await self._until_there(what, min(self.patience, deadline or self._deadline))
             try:
                 async with self._slots.one(GROUP.get()):
                     result = await self._once(make, what, estimate, deadline or self._deadline)
             except BackendError as error:
                 if isinstance(error, Unreached):
-                    self._down = error.address
+                    self._broke(error.address)
                     if repeat:
                         self.abandon(estimate)
                 if attempt == attempts or not error.retryable:
@@ -174,16 +175,21 @@ class Calls:
             self.counts.retried += 1
         raise AssertionError("unreachable")
 
-    async def _until_there(self, what: str) -> None:
+    def _broke(self, address: str) -> None:
+        """A connection failed; before anything else is sent, somebody looks."""
+        if not self._down:
+            self._since = asyncio.get_running_loop().time()
+        self._down = address
+
+    async def _until_there(self, what: str, patience: float) -> None:
         """Wait until something listens where nothing did; nothing is sent meanwhile."""
         async with self._looking:  # one look for all who wait
-            loop = asyncio.get_running_loop()
-            began, pause, address = loop.time(), self._backoff, self._down
+            loop, pause, address = asyncio.get_running_loop(), self._backoff, self._down
             if not address:
                 return
             self._say(f"nothing answers at {address}: waiting, and nothing is sent meanwhile")
             while not await asyncio.to_thread(reach.answers, address):
-                if loop.time() - began >= self.patience:
+                if loop.time() - self._since >= patience:
                     raise Unreached(
                         f"{what}: nothing answers at {address}, so it was not sent again. Check "
                         "the network, and go on with --resume",
