@@ -113,3 +113,26 @@ def test_what_cannot_be_kept_is_refused() -> None:
         budget(1.0, None)
     with pytest.raises(ConfigError, match="spent CNY"):
         budget(1.0)[0].resume({"currency": "CNY", "amount": 1.0}, None, print)
+
+
+def test_a_note_that_was_not_written_is_relied_on_by_nobody() -> None:
+    """A full disk ends one call of several: the others must not go on unnoted."""
+    made, _ = budget(1000.0)
+    notes: list[float] = []
+
+    def write(note: Any) -> None:
+        notes.append(note["amount"])
+        if len(notes) == 1:
+            raise OSError("no room")
+
+    made.resume(None, None, write)
+
+    async def call() -> None:
+        async with made.paid(Usage(prefill=10), "a call"):
+            pass
+
+    with pytest.raises(OSError, match="no room"):
+        asyncio.run(call())
+    asyncio.run(call())
+    assert len(notes) == 2
+    assert min(notes) >= 10

@@ -186,8 +186,8 @@ class Budget:
     def _keep(self, amount: float) -> None:
         assert self._write is not None
         assert self.price is not None
-        self._noted = amount
         self._write({"currency": self.price.currency, "amount": amount, "price": str(self.price)})
+        self._noted = amount  # not before: where it could not be written, nobody may rely on it
 
 
 def _tokens(usage: Usage) -> dict[str, int | None]:
