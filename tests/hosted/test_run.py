@@ -127,6 +127,18 @@ def test_a_limit_without_a_price_is_refused_before_anything(
         assert made.used.requests == 0
 
 
+def test_a_service_that_scores_everything_is_found_out_before_it_costs(tmp_path: Path) -> None:
+    """The client refuses such answers, and they are billed all the same."""
+    from turncredit.backends.loopback.tinker import Flags
+
+    with rehearsed("tinker", tmp_path, flags=Flags(suffix_scoring=False)) as made:
+        folder = go(settings(made, tmp_path), Heard())
+        assert (folder.spent() or {})["amount"] == pytest.approx(made.billed)
+        assert folder.ledger()[0]["requests"] == made.used.requests - sum(
+            row["requests"] for row in folder.ledger()[1:]
+        )
+
+
 # ── faults ────────────────────────────────────────────────────────────────────────
 
 

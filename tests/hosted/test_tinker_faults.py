@@ -224,7 +224,11 @@ def test_a_stopped_bill_is_named_after_the_sdk_waited_in_silence(tmp_path: Path)
         ),
         (RuntimeError("this TrainingClient is poisoned"), True, faults.StateUncertain),
         (ValueError("Error: no with status 403 for self.request_id=7"), False, faults.AuthFailed),
-        (AssertionError("asample promises always carry sample_sequence_ids"), False, None),
+        (
+            AssertionError("asample promises always carry sample_sequence_ids"),
+            False,
+            faults.Unreadable,
+        ),
     ],
     ids=["server", "server in training", "user", "poisoned", "status in words", "older server"],
 )

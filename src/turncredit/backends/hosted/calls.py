@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from turncredit.backends.hosted.faults import CallTimeout, Unreached
+from turncredit.backends.hosted.faults import CallTimeout, Unreached, Unreadable
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.metering import Meter
 from turncredit.core.turns import GROUP
@@ -150,7 +150,7 @@ class Calls:
                 async with self._slots.one(GROUP.get()):
                     result = await self._once(make, what, estimate, deadline or self._deadline)
             except BackendError as error:
-                if isinstance(error, Unreached) and repeat:
+                if isinstance(error, Unreached | Unreadable) and repeat:
                     self.abandon(estimate)
                 if attempt == attempts or not error.retryable:
                     raise
@@ -182,7 +182,7 @@ class Calls:
                 f"{what}: no answer within {deadline:g} s. Its work may go on and be billed; "
                 "raise the deadline (--deadline) if calls are that slow"
             ) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt):
             self.abandon(estimate)
             raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from turncredit.backends import contract
 from turncredit.backends.hosted import reach, uris
 from turncredit.backends.hosted.calls import Calls, Counts
 from turncredit.backends.hosted.normalise import shares
+from turncredit.backends.hosted.session import Session
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.pytrio import CAPABILITIES, Config, versions
@@ -35,8 +35,7 @@ class PytrioBackend:
         self.config = config
         self._trio = trio
         self._tokenizer: HfTokenizer | None = None
-        self._service: Any = None
-        self._opening: asyncio.Lock | None = None
+        self._session = Session(self._connect, versions.close)
         self._shared = Shared(
             config=config,
             trio=trio,
@@ -157,23 +156,14 @@ class PytrioBackend:
 
     async def aclose(self) -> None:
         """End the session."""
-        service, self._service = self._service, None
-        if service is not None:
-            await asyncio.to_thread(versions.close, service)
+        await self._session.close()
 
     async def _open(self) -> Any:
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self._service is None:
-                await asyncio.to_thread(reach.check, "pytrio", self.config.base_url)
-                self._service = await self._shared.call(
-                    "opening a session", lambda: asyncio.to_thread(self._connect)
-                )
-        return self._service
+        return await self._shared.call("opening a session", self._session.open)
 
     def _connect(self) -> Any:
         """A service client; the SDK's settings and telemetry are of the whole process."""
+        reach.check("pytrio", self.config.base_url)
         self._trio.configure_observability(enabled=self.config.telemetry)
         settings: dict[str, Any] = {"sampling_in_flight": self.config.calls_in_flight}
         if self.config.base_url:

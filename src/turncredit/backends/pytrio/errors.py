@@ -30,12 +30,17 @@ def translated(what: str) -> Iterator[None]:
         yield
     except BackendError:
         raise
-    except ValueError as error:  # the SDK's checks of what it is given
-        raise faults.InvalidRequest(f"PyTRIO, {what}: {error}") from error
     except Exception as error:
-        if not hasattr(error, "status_code") or not hasattr(error, "code"):
-            raise
-        raise translate(error, what) from error
+        if hasattr(error, "status_code") and hasattr(error, "code"):
+            raise translate(error, what) from error
+        if is_check(error):
+            raise faults.Unreadable(f"PyTRIO, {what}: {error}") from error
+        raise
+
+
+def is_check(error: Exception) -> bool:
+    """It comes from the SDK's checks of what it is given, and of what the service answers."""
+    return isinstance(error, ValueError) or type(error).__name__ == "ValidationError"
 
 
 def translate(error: Any, what: str) -> BackendError:
@@ -52,6 +57,8 @@ def translate(error: Any, what: str) -> BackendError:
 def _kind(error: Any) -> tuple[type[faults.HostedError], str]:
     """Which of ours, and what to do."""
     code, status = str(error.code), int(error.status_code or 0)
+    if is_check(error):
+        return faults.Unreadable, ""
     found = _by_code(code)
     if found is not None:
         return found

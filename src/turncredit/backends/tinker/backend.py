@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +10,7 @@ from typing import Any
 from turncredit.backends import contract
 from turncredit.backends.hosted import reach, uris
 from turncredit.backends.hosted.calls import Calls
+from turncredit.backends.hosted.session import Session
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.tinker import CAPABILITIES, Config, sdk
@@ -20,8 +19,6 @@ from turncredit.backends.tinker.link import Link
 from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
-
-_FAREWELL_S = 10.0
 
 
 class TinkerBackend:
@@ -35,10 +32,15 @@ class TinkerBackend:
         calls = Calls(limit=config.calls_in_flight, deadline=config.deadline)
         suffix = sdk.takes(package.SamplingClient.sample, "prompt_logprobs_last_n")
         reduction = "token_sum" if config.loss_reduction == "auto" else config.loss_reduction
-        self._link = Link(package, calls, reduction=reduction, suffix_scoring=suffix)
+        self._link = Link(
+            package,
+            calls,
+            reduction=reduction,
+            suffix_scoring=suffix,
+            vocabulary=lambda: len(self.get_tokenizer()),
+        )
         self._tokenizer: HfTokenizer | None = None
-        self._service: Any = None
-        self._opening = asyncio.Lock()
+        self._session = Session(self._begin, sdk.close)
 
     def capabilities(self) -> Capabilities:
         """What the SDK and the settings say, and what a probe has found since."""
@@ -160,32 +162,18 @@ class TinkerBackend:
 
     async def aclose(self) -> None:
         """End the session."""
-        service, self._service = self._service, None
         self._link.close()
-        if service is None:
-            return
-        if not hasattr(service, "close"):
-            service.holder.close()
-            return
-        # A service that cannot be reached ends the session by itself: nobody waits for its answer.
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_FAREWELL_S):
-                await sdk.settled(service.close("success"))
+        await self._session.close()
 
     async def _open(self) -> Any:
         """The session, begun at the first call: it asks for the key and reaches the service."""
-        async with self._opening:
-            if self._service is None:
-                await asyncio.to_thread(reach.check, "tinker", self.config.base_url)
-                self._service = await self._link.ask(
-                    "opening a session", lambda: asyncio.to_thread(self._begin)
-                )
-        return self._service
+        return await self._link.ask("opening a session", self._session.open)
 
     def _begin(self) -> Any:
+        reach.check("tinker", self.config.base_url)
         options = {"base_url": self.config.base_url} if self.config.base_url else {}
         if self.config.base_url.startswith(reach.LOCAL) and not os.environ.get("TINKER_API_KEY"):
             options["api_key"] = "tml-loopback"  # a server on this machine has no accounts
         service = self._link.package.ServiceClient(**options)
-        _ = service.holder  # made here, in a thread: it blocks until the service has answered
+        _ = service.holder  # made here, aside: it blocks until the service has answered
         return service

@@ -56,3 +56,13 @@ async def made(owner: Any, method: str, *args: Any, **kwargs: Any) -> Any:
 def takes(call: Any, parameter: str) -> bool:
     """Whether a method has a parameter."""
     return parameter in inspect.signature(call).parameters
+
+
+def close(service: Any) -> None:
+    """End a session; blocks until the service has answered."""
+    if not hasattr(service, "close"):
+        service.holder.close()
+        return
+    pending = service.close("success")
+    if hasattr(pending, "result"):
+        pending.result()
