@@ -28,7 +28,8 @@ test-hosted-%: $(VENV)/clients/%.ok
 	TURNCREDIT_CLIENT=$* $(VENV)/clients/$*/bin/python -m pytest -n 2 --dist worksteal \
 	    -m "not gpu and not live and not engine and not kills" tests/hosted
 
-# Twenty minutes: trainers and services that die fifty times each.
+# Half an hour: trainers and services that die fifty times each, or among faults; signals and crashes
+# at every point.
 test-kills: $(VENV)/clients/pytrio-0.2.9.ok $(VENV)/clients/tinker-0.38.0.ok
 	$(VENV)/clients/pytrio-0.2.9/bin/python -m pytest -m kills tests/hosted
 	$(VENV)/clients/tinker-0.38.0/bin/python -m pytest -m kills tests/hosted
