@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_rig import SERVICES, Heard, ServiceName, go, rehearsed, resumed, settings
+from run_rig import SERVICES, Heard, ServiceName, go, opened, rehearsed, resumed, settings
 
 from turncredit.backends.hosted.normalise import prompt_logprobs
 from turncredit.backends.loopback.faults import Fault, Rule
@@ -115,6 +115,35 @@ def test_the_limit_is_never_passed_and_the_run_goes_on_with_a_larger_one(
         folder = resumed(path, heard, max_cost=100.0)
         assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5, 6]
         assert (folder.spent() or {})["amount"] == pytest.approx(made.billed, rel=0.02)
+
+
+def test_calls_that_are_repeated_keep_the_limit_too(tmp_path: Path) -> None:
+    """The service does, and bills, what it is asked; no reply arrives, so it is asked again."""
+    billed: dict[str, float] = {}
+
+    def go_deaf(name: str, limit: float) -> None:
+        (tmp_path / name).mkdir()
+        with rehearsed("pytrio", tmp_path / name, patience=0.2) as made:
+
+            def deaf(step: int, phase: str) -> None:
+                if (step, phase) == (1, "rollout"):
+                    billed["before"] = made.billed
+                    lost = Rule(fault=Fault("lose_reply"), path="/sample$")
+                    made.server.faults.rules.append(lost)
+
+            # Short answers: what a call may cost is then about what it does cost.
+            changes = {"rollout": {"max_action_tokens": 4}, "log": {"max_cost": limit}}
+            parts = opened(run := settings(made, tmp_path / name, **changes))
+            parts.backend._shared.calls._backoff = 0.01  # type: ignore[attr-defined]
+            with contextlib.suppress(BackendError):
+                go(run, Heard(deaf), parts=parts)
+            billed[name] = made.billed
+
+    go_deaf("free", 100.0)
+    asked = billed["free"] - billed["before"]
+    limit = billed["before"] + 0.5 * asked
+    go_deaf("paid", limit)
+    assert billed["before"] < billed["paid"] <= limit
 
 
 def test_a_limit_without_a_price_is_refused_before_anything(

@@ -16,6 +16,7 @@ import pytest
 from run_rig import PRICES, SERVICES, Rehearsed, ServiceName, ends_sessions, rehearsed
 
 from turncredit.backends.loopback.faults import Fault, Rule
+from turncredit.record import atomic
 from turncredit.record.runlog import RunFolder
 
 pytestmark = [pytest.mark.usefixtures("forked"), pytest.mark.timeout(300)]
@@ -154,6 +155,24 @@ def test_an_evaluation_keeps_its_games_and_goes_on(
         assert made.billed <= _spent(tmp_path / "part.jsonl.spent.json")
     kept = [[row | {"settings": 0} for row in _rows(path)[:-1]] for path in games]
     assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_evaluation_that_somebody_makes_is_refused_before_anything_is_paid(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    pytest.importorskip(service, reason=f"the extra {service} is not installed")
+    from signal_rig import ran
+
+    output = tmp_path / "x.jsonl"
+    with rehearsed(service, tmp_path) as made:
+        command = ["eval", "--env", "toy", *_flags(made, tmp_path), "--output", str(output)]
+        with atomic.locked(tmp_path / "x.jsonl.lock", "it"):
+            status, said = ran([*command, "--resume"], tmp_path)
+        assert status == 2, said
+        assert "being written by process" in said
+        assert not made.server.faults.seen
+    assert not list(tmp_path.glob("*.spent.json"))
 
 
 def _spent(note: Path) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.metering import ask_again
 from turncredit.core.types import Usage
 from turncredit.loop.budget import Budget, BudgetReached
 from turncredit.record.prices import Price
@@ -136,3 +137,24 @@ def test_a_note_that_was_not_written_is_relied_on_by_nobody() -> None:
     asyncio.run(call())
     assert len(notes) == 2
     assert min(notes) >= 10
+
+
+def test_a_second_try_needs_room_of_its_own() -> None:
+    made, meter = budget(25.0)
+    notes: list[float] = []
+    made.resume(None, None, lambda note: notes.append(note["amount"]))
+
+    async def call(tries: int) -> None:
+        async with made.paid(Usage(prefill=10), "scoring"):
+            for _ in range(tries - 1):
+                meter.used += Usage(prefill=10)  # billed, perhaps, without an answer
+                ask_again()
+            meter.used += Usage(prefill=10)
+
+    asyncio.run(call(2))
+    assert made.spent == 20 <= notes[-1]
+    made.limit = 35.0
+    with pytest.raises(BudgetReached, match="scoring once more could cost up to 10"):
+        asyncio.run(call(2))
+    assert made.spent == 30
+    ask_again()  # outside of all calls nobody minds

@@ -22,7 +22,7 @@ from turncredit.loop.hinted import HintedEnvironment, hinted
 from turncredit.loop.parts import check_room
 from turncredit.loop.rollout import Limits
 from turncredit.loop.weights import sampler_weights
-from turncredit.proof.evaluate import Options, check_output, evaluate
+from turncredit.proof.evaluate import Options, check_free, check_output, evaluate
 from turncredit.proof.panel import Panel, choose
 from turncredit.proof.policies import SCRIPTED, ModelPlayer, ScriptedPlayer
 from turncredit.record.trackers import About, check_trackers, open_trackers
@@ -180,6 +180,7 @@ async def _evaluate(
             )
             return await evaluate(panel, scripted, output, options, environment=described)
         check_output(output, options)  # before anything is paid for
+        check_free(output)
         backend = component_from_args("backend", args.backend, vars(args))
         opened: Backend = backend.load("backend").create(backend.config)
         books = remote_eval.accounts(args, opened, backend, output)

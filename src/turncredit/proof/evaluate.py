@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,16 @@ from turncredit.proof.results import (
 )
 from turncredit.record import atomic
 
-__all__ = ["Options", "Panel", "Player", "check_output", "evaluate", "game_seed", "panel"]
+__all__ = [
+    "Options",
+    "Panel",
+    "Player",
+    "check_free",
+    "check_output",
+    "evaluate",
+    "game_seed",
+    "panel",
+]
 
 
 class Player(Protocol):
@@ -102,7 +111,7 @@ async def evaluate(
         {"environment": dict(environment or {}), "seed": options.seed, **player.settings}
     )
     began = time.monotonic()
-    with atomic.locked(path.with_name(path.name + ".lock"), f"evaluation {path}"):
+    with _locked(path):
         done = _prepare(path, panel, settings, options)
         if done and done[-1]["kind"] == "summary":
             return dict(done[-1])
@@ -144,6 +153,20 @@ def check_output(path: Path, options: Options) -> None:
             f"{path} exists already. Choose another --output, continue it with --resume if it is "
             "unfinished, or replace it with --overwrite-output."
         )
+
+
+def check_free(path: Path) -> None:
+    """Refuse an output that another process is writing.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    with _locked(path):
+        pass
+
+
+def _locked(path: Path) -> AbstractContextManager[None]:
+    return atomic.locked(path.with_name(path.name + ".lock"), f"evaluation {path}")
 
 
 def _aside(path: Path) -> Path:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from turncredit.backends.hosted.faults import CallTimeout, Unreached, Unreadable
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.metering import Meter
+from turncredit.core.metering import Meter, ask_again
 from turncredit.core.turns import GROUP
 from turncredit.core.types import Usage
 
@@ -150,10 +150,13 @@ class Calls:
                 async with self._slots.one(GROUP.get()):
                     result = await self._once(make, what, estimate, deadline or self._deadline)
             except BackendError as error:
-                if isinstance(error, Unreached | Unreadable) and repeat:
+                lost = isinstance(error, Unreached | Unreadable) and repeat
+                if lost:
                     self.abandon(estimate)
                 if attempt == attempts or not error.retryable:
                     raise
+                if lost:
+                    ask_again()
                 self._say(f"{what}: {error}; trying again in about {pause:.0f} s")
             else:
                 self.counts.made += 1

@@ -19,6 +19,7 @@ from turncredit.backends.tinker.link import Link
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.losses import LossSpec, parse_loss
+from turncredit.core.metering import ask_again
 from turncredit.core.protocols import (
     AdamParams,
     ForwardBackwardOutput,
@@ -79,6 +80,7 @@ class TinkerSamplingClient:
                 raise
             # The server scored everything instead, and the SDK refuses that: ask for everything.
             self._link.suffix_scoring = False
+            ask_again()
             return await self.compute_logprobs(ids, last_n=last_n)
         usage, found = self._count(response, len(ids), 1), response.prompt_logprobs
         if found is None:
