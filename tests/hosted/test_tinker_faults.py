@@ -138,6 +138,21 @@ def test_a_pass_refused_with_its_step_under_way_ends_the_run(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_a_snapshot_that_never_comes_ends_by_its_deadline(tmp_path: Path) -> None:
+    """Clients of old versions block while they wait for one: the loop must go on."""
+
+    async def main() -> None:
+        never = Rule(fault=Fault("delay", seconds=600), path=r"/save_weights_for_sampler$")
+        with rig(tmp_path, rules=[never]) as made:
+            backend = made.backend(deadline=1.0)
+            training = await backend.create_training_client(seed=0, save_dir="")
+            with pytest.raises(faults.CallTimeout, match="saving a snapshot"):
+                await training.save_weights_and_get_sampling_client()
+            await backend.aclose()
+
+    asyncio.run(main())
+
+
 def test_one_slow_sample_holds_up_no_other_and_its_deadline_is_its_own(tmp_path: Path) -> None:
     async def main() -> None:
         slow = Rule(fault=Fault("delay", seconds=5.0), path=_SAMPLE, times=1)
