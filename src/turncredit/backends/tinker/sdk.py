@@ -1,7 +1,7 @@
 """The `tinker` package, all versions from 0.25 on, behind one door.
 
-What differs: old calls that make clients block, new ones return futures; old sampling futures are plain `concurrent.futures`; suffix scoring and
-sample ids are new.
+What differs: old calls that make clients block, new ones return futures; old sampling futures are
+plain `concurrent.futures`; suffix scoring and sample ids are new.
 """
 
 from __future__ import annotations
