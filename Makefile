@@ -28,7 +28,8 @@ test-hosted-%: $(VENV)/clients/%.ok
 	TURNCREDIT_CLIENT=$* $(VENV)/clients/$*/bin/python -m pytest -n 2 --dist worksteal \
 	    -m "not gpu and not live and not engine and not kills" tests/hosted
 
-# Twenty minutes: trainers and services that die fifty times each.
+# Half an hour: trainers and services that die fifty times each, or among faults; signals and crashes
+# at every point.
 test-kills: $(VENV)/clients/pytrio-0.2.9.ok $(VENV)/clients/tinker-0.38.0.ok
 	$(VENV)/clients/pytrio-0.2.9/bin/python -m pytest -m kills tests/hosted
 	$(VENV)/clients/tinker-0.38.0/bin/python -m pytest -m kills tests/hosted
@@ -86,7 +87,7 @@ $(VENV)/clients/%.ok: $(VENV)/.dev
 	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	    > $$($(VENV)/clients/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/parent.pth
 	$(BIN)/python -m pip --python $(VENV)/clients/$*/bin/python install --quiet \
-	    --disable-pip-version-check -c constraints.txt $(subst pytrio-,pytrio==,$(subst tinker-,tinker==,$*))
+	    --disable-pip-version-check -c constraints.txt sniffio $(subst pytrio-,pytrio==,$(subst tinker-,tinker==,$*))
 	touch $@
 
 ENGINE := $(abspath $(VENV))-engine

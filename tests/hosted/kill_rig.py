@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from turncredit import config
 from turncredit.backends import tabular
-from turncredit.backends.loopback.faults import Fault, Plan
+from turncredit.backends.loopback.faults import Fault, Plan, Rule
 from turncredit.cli.train import begin, reopen, train
 from turncredit.core.errors import TurncreditError
 from turncredit.core.types import Usage
@@ -88,18 +88,22 @@ def cost(used: Usage) -> float:
 
 
 class Kills(Plan):
-    """After so many requests, and a moment, SIGKILL for a process (0: its own)."""
+    """After so many requests, and a moment, SIGKILL for a process (0: its own).
 
-    def __init__(self, left: Any, wait: Any, victim: Any) -> None:
-        super().__init__()
+    Until then requests meet with the faults of `rules`, too.
+    """
+
+    def __init__(self, rules: Sequence[Rule], seed: int, left: Any, wait: Any, victim: Any) -> None:
+        super().__init__(rules, seed=seed)
         self._left, self._wait, self._victim = left, wait, victim
 
     def meet(self, path: str) -> Fault | None:
+        fault = super().meet(path) if self._left.value > 0 else None
         self._left.value -= 1
         if self._left.value == 0:
             victim = self._victim.value or os.getpid()
             threading.Timer(self._wait.value, os.kill, (victim, signal.SIGKILL)).start()
-        return None
+        return fault
 
 
 def _noting(part: Any, journal: Path) -> None:
@@ -118,10 +122,11 @@ def _noting(part: Any, journal: Path) -> None:
 
 
 def serve(
-    service: Service, folder: Path, port: int, journal: Path, left: Any, wait: Any, victim: Any
+    service: Service, folder: Path, port: int, journal: Path, rules: Sequence[Rule], *counts: Any
 ) -> None:
     """Serve a table until killed."""
-    table, plan = tabular.create(tabular.Config(table_optimizer="sgd")), Kills(left, wait, victim)
+    table = tabular.create(tabular.Config(table_optimizer="sgd"))
+    plan = Kills(rules, int(journal.name.removeprefix("bill-")), *counts)
     if service == "pytrio":
         from pytrio_rig import words
 
@@ -215,13 +220,18 @@ TOKENIZER = tabular.create(tabular.Config()).get_tokenizer()
 class Rough:
     """A run whose server and trainer can be killed, and live again.
 
+    Args:
+        service: whose protocol.
+        folder: of everything.
+        rules: faults that requests of a life that ends by a death meet with before it.
+
     Attributes:
         billed: what all servers have asked so far.
         deaths: of servers and of trainers.
     """
 
-    def __init__(self, service: Service, folder: Path) -> None:
-        self.service, self.folder = service, folder
+    def __init__(self, service: Service, folder: Path, rules: Sequence[Rule] = ()) -> None:
+        self.service, self.folder, self._rules = service, folder, rules
         self._processes = multiprocessing.get_context("forkserver")
         self._left, self._wait, self._victim = (self._processes.Value(kind, 0) for kind in "qdq")
         with socket.socket() as free:
@@ -248,7 +258,9 @@ class Rough:
     def live(self, death: Death | None = None, *, patience: float = 1800.0, **given: Any) -> int:
         """One life of the trainer, with at most one death in it; the exit code."""
         self._serve()
-        patience = death.patience if death else patience
+        if death:
+            # Among faults some are never over: nobody waits long for them.
+            patience = min(death.patience, 8.0) if self._rules else death.patience
         made = f"http://127.0.0.1:{self._port}", self.folder, given, patience
         trainer = self._processes.Process(target=live, args=(self.service, *made))
         self._left.value = 0
@@ -288,7 +300,7 @@ class Rough:
         journal = self.folder / f"bill-{self._servers:03d}"
         journal.write_text("0")
         counts = self._left, self._wait, self._victim
-        place = self.folder / "service", self._port, journal
+        place = self.folder / "service", self._port, journal, self._rules
         place[0].mkdir(exist_ok=True)
         self._server = self._processes.Process(target=serve, args=(self.service, *place, *counts))
         self._server.start()
@@ -303,9 +315,9 @@ class Rough:
 
 
 @contextmanager
-def rough(service: Service, folder: Path) -> Iterator[Rough]:
+def rough(service: Service, folder: Path, rules: Sequence[Rule] = ()) -> Iterator[Rough]:
     """A run that may be killed."""
-    made = Rough(service, folder)
+    made = Rough(service, folder, rules)
     try:
         yield made
     finally:

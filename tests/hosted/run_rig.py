@@ -78,6 +78,23 @@ class Rehearsed:
     def billed(self) -> float:
         return cost(self.used)
 
+    def sessions(self) -> int:
+        """Sessions that were begun and not ended; of a client that ends none: 0."""
+        if self.name == "pytrio":
+            return len(self._service.control._sessions)
+        seen = self.server.faults.seen
+        ended = sum(number for path, number in seen.items() if path.endswith("/finish"))
+        return seen["/api/v1/create_session"] - ended if ends_sessions(self.name) else 0
+
+
+def ends_sessions(name: ServiceName) -> bool:
+    """Whether this client tells the service when it is done. (Old ones just fall silent.)"""
+    if name == "pytrio":
+        return True
+    from tinker import ServiceClient
+
+    return hasattr(ServiceClient, "close")
+
 
 @contextmanager
 def rehearsed(
@@ -88,17 +105,16 @@ def rehearsed(
     rules: Sequence[Rule] = (),
     plan: Plan | None = None,
     patience: float = 20.0,
+    **given: Any,
 ) -> Iterator[Rehearsed]:
-    """Start a service over a table."""
+    """Start a service over a table; what else is given goes to its rig."""
     pytest.importorskip(name, reason=f"the extra {name} is not installed")
     if name == "pytrio":
         from pytrio_rig import rig as rig_of_it
 
-        given: dict[str, Any] = {"patience": patience}
+        given["patience"] = patience
     else:
         from tinker_rig import rig as rig_of_it
-
-        given = {}
     with rig_of_it(folder, quirks=quirks, rules=rules, **given) as made:
         if plan is not None:
             made.server.faults = plan

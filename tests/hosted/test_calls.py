@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 
 import pytest
 
 from turncredit.backends import pytrio, tinker
-from turncredit.backends.hosted import reach, uris
+from turncredit.backends.hosted import reach, session, uris
 from turncredit.backends.hosted.calls import Calls, Slots
 from turncredit.backends.hosted.faults import (
     CallTimeout,
@@ -19,6 +21,7 @@ from turncredit.backends.hosted.faults import (
     scrubbed,
     uncertain,
 )
+from turncredit.backends.hosted.once import Once
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.turns import of_group
 from turncredit.core.types import Usage
@@ -232,6 +235,81 @@ def test_a_cancelled_waiter_leaks_no_slot() -> None:
             await asyncio.sleep(0)
 
     asyncio.run(main())
+
+
+# ── saves and sessions ───────────────────────────────────────────────────────────────────────
+
+
+def test_who_asks_again_gets_the_same_answer_and_failures_are_asked_anew() -> None:
+    async def main() -> None:
+        once, begun = Once(), []
+
+        async def make() -> int:
+            begun.append(1)
+            await asyncio.sleep(0.01)
+            if len(begun) == 1:
+                raise BackendError("lost")
+            return len(begun)
+
+        with pytest.raises(BackendError):
+            await once.ask("a", make)
+        interrupted = asyncio.ensure_future(once.ask("a", make))
+        await asyncio.sleep(0)
+        interrupted.cancel()
+        assert await once.ask("a", make) == await once.ask("a", make) == 2
+        assert await once.ask("b", make) == 3
+        assert interrupted.cancelled()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["opening", "closing"])
+def test_a_session_that_never_answers_holds_up_no_loop(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "FAREWELL_S", 0.05)
+    silence, ended = threading.Event(), []
+
+    def begin() -> str:
+        return "service" if where == "closing" or silence.wait(100) else ""
+
+    def end(service: str) -> None:
+        silence.wait(100)
+        ended.append(service)
+
+    async def main() -> None:
+        made = session.Session(begin, end)
+        opening = asyncio.ensure_future(made.open())
+        await asyncio.sleep(0.02)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await made.close()
+
+    began = time.monotonic()
+    asyncio.run(main())  # which waits for threads of its own, but not for these
+    assert time.monotonic() - began < 20
+    assert not ended
+    silence.set()
+
+
+def test_a_session_that_is_being_opened_at_the_end_is_closed_too() -> None:
+    ended: list[str] = []
+
+    def begin() -> str:
+        time.sleep(0.05)
+        return "service"
+
+    async def main() -> None:
+        made = session.Session(begin, ended.append)
+        opening = asyncio.ensure_future(made.open())
+        await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await made.close()
+        await made.close()  # there is none any more
+
+    asyncio.run(main())
+    assert ended == ["service"]
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────

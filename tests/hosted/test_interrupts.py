@@ -103,3 +103,26 @@ def test_ctrl_c_frees_what_it_held_and_loses_nothing_whole(
         resumed(folder.path, Heard())
     assert len(_numbers(whole)) == 5
     assert _numbers(folder) == [pytest.approx(row, abs=1e-6) for row in _numbers(whole)]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_ctrl_c_while_a_save_waits_for_the_next_rollout_still_saves(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    """One update ahead. The weights are saved by then, and services take no name twice."""
+    plan = Interrupts(PATHS[service]["rollout"], 6)
+
+    def arm(step: int, name: str) -> None:
+        plan.armed |= (step, name) == (4, "save")
+
+    heard = Heard(arm)
+    with rehearsed(service, tmp_path, plan=plan) as made:
+        schedule = {"max_steps": 6, "save_every": 2, "async_level": 1}
+        with pytest.raises(KeyboardInterrupt):
+            go(settings(made, tmp_path, schedule=schedule), heard)
+        plan.armed = False
+        folder = RunFolder.open(tmp_path / "run")
+        assert [row["step"] for row in folder.checkpoints()] == [2, 4]
+        assert not any("could not be saved" in note for note in heard.notes)
+        resumed(folder.path, Heard())
+    assert [row["step"] for row in folder.checkpoints()] == [2, 4, 6]

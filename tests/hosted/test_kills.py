@@ -6,32 +6,26 @@ ends with the numbers and the weights of one that never did.
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-MAKEFILE = HERE.parents[1] / "Makefile"
+from turncredit.backends.loopback.faults import Fault, Rule, parse
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 SERVICES = ("pytrio", "tinker")
+# All at once, and now and then one that no patience outlasts. (SDKs wait a second after each.)
+FAULTS = [
+    *parse("503@0.01,429@0.01,500@0.01,drop@0.01,lose_reply@0.01,duplicate@0.03,delay=0.05@0.05"),
+    Rule(fault=Fault("delay", seconds=600), rate=0.002),
+]
 SAME = ("reward/", "credit/", "train/loss", "train/grad_norm", "train/action_tokens", "rollout/")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _everything_is_loaded_once() -> Iterator[None]:
-    """The process that is forked into servers and trainers."""
-    with pytest.MonkeyPatch.context() as patch:
-        paths = [str(HERE), *(path for path in sys.path if path)]
-        patch.setenv("PYTHONPATH", ":".join(paths))
-        rigs = [f"{name}_rig" for name in SERVICES if importlib.util.find_spec(name)]
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["kill_rig", *rigs])
-        yield
 
 
 def _needs(service: str) -> None:
@@ -49,11 +43,19 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {"step": row["step"], **kept}
 
 
-def _survives(service: Any, folder: Path, *, each: int, seed: int, requests: int) -> None:
+def _survives(
+    service: Any,
+    folder: Path,
+    *,
+    each: int,
+    seed: int,
+    requests: int,
+    rules: Sequence[Rule] = (),
+) -> None:
     """A run in which server and trainer die so often `each`, beside one that nobody disturbs."""
     from kill_rig import FAILED, deaths, rough
 
-    with rough(service, folder / "rough") as made:
+    with rough(service, folder / "rough", rules) as made:
         limit, before = 2.0, []
         lives = iter(deaths(seed, requests))
         while min(made.deaths["server"], made.deaths["trainer"]) < each:
@@ -90,6 +92,13 @@ def test_two_deaths_of_each_lose_and_double_nothing(service: str, tmp_path: Path
     _survives(service, tmp_path, each=2, seed=3, requests=500)
 
 
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.timeout(600)
+def test_deaths_among_faults_lose_and_double_nothing(service: str, tmp_path: Path) -> None:
+    _needs(service)
+    _survives(service, tmp_path, each=1, seed=5, requests=250, rules=FAULTS)
+
+
 @pytest.mark.slow
 @pytest.mark.kills
 @pytest.mark.parametrize("service", SERVICES)
@@ -104,3 +113,12 @@ def test_fifty_deaths_of_each_lose_and_double_nothing(service: str, tmp_path: Pa
     if found != newest:
         pytest.skip(f"with {service} {newest} alone, and this is {found}")
     _survives(service, tmp_path, each=50, seed=4, requests=600)
+
+
+@pytest.mark.slow
+@pytest.mark.kills
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.timeout(3600)
+def test_more_deaths_among_faults_lose_and_double_nothing(service: str, tmp_path: Path) -> None:
+    _needs(service)
+    _survives(service, tmp_path, each=6, seed=6, requests=500, rules=FAULTS)

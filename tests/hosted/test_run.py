@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_rig import SERVICES, TOKENIZER, Heard, ServiceName, go, rehearsed, resumed, settings
+from run_rig import (
+    SERVICES,
+    TOKENIZER,
+    Heard,
+    ServiceName,
+    go,
+    opened,
+    rehearsed,
+    resumed,
+    settings,
+)
 
 from turncredit.backends import foretold, tabular
 from turncredit.backends.hosted.normalise import prompt_logprobs
@@ -124,6 +134,35 @@ def test_the_limit_is_never_passed_and_the_run_goes_on_with_a_larger_one(
         assert (folder.spent() or {})["amount"] == pytest.approx(made.billed, rel=0.02)
 
 
+def test_calls_that_are_repeated_keep_the_limit_too(tmp_path: Path) -> None:
+    """The service does, and bills, what it is asked; no reply arrives, so it is asked again."""
+    billed: dict[str, float] = {}
+
+    def go_deaf(name: str, limit: float) -> None:
+        (tmp_path / name).mkdir()
+        with rehearsed("pytrio", tmp_path / name, patience=0.2) as made:
+
+            def deaf(step: int, phase: str) -> None:
+                if (step, phase) == (1, "rollout"):
+                    billed["before"] = made.billed
+                    lost = Rule(fault=Fault("lose_reply"), path="/sample$")
+                    made.server.faults.rules.append(lost)
+
+            # Short answers: what a call may cost is then about what it does cost.
+            changes = {"rollout": {"max_action_tokens": 4}, "log": {"max_cost": limit}}
+            parts = opened(run := settings(made, tmp_path / name, **changes))
+            parts.backend._shared.calls._backoff = 0.01  # type: ignore[attr-defined]
+            with contextlib.suppress(BackendError):
+                go(run, Heard(deaf), parts=parts)
+            billed[name] = made.billed
+
+    go_deaf("free", 100.0)
+    asked = billed["free"] - billed["before"]
+    limit = billed["before"] + 0.5 * asked
+    go_deaf("paid", limit)
+    assert billed["before"] < billed["paid"] <= limit
+
+
 def test_a_limit_without_a_price_is_refused_before_anything(
     service: ServiceName, tmp_path: Path
 ) -> None:
@@ -201,6 +240,18 @@ def test_a_service_that_refuses_long_rows_later_is_answered_with_the_cure(
             go(settings(made, tmp_path), Heard(shorter))
     assert "context length is 300" in str(caught.value)
     assert [row["step"] for row in RunFolder.open(tmp_path / "run").checkpoints()] == [1]
+
+
+def test_a_service_that_scores_everything_is_found_out_before_it_costs(tmp_path: Path) -> None:
+    """The client refuses such answers, and they are billed all the same."""
+    from turncredit.backends.loopback.tinker import Flags
+
+    with rehearsed("tinker", tmp_path, flags=Flags(suffix_scoring=False)) as made:
+        folder = go(settings(made, tmp_path), Heard())
+        assert (folder.spent() or {})["amount"] == pytest.approx(made.billed)
+        assert folder.ledger()[0]["requests"] == made.used.requests - sum(
+            row["requests"] for row in folder.ledger()[1:]
+        )
 
 
 # ── faults ────────────────────────────────────────────────────────────────────────

@@ -138,6 +138,21 @@ def test_a_pass_refused_with_its_step_under_way_ends_the_run(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_a_snapshot_that_never_comes_ends_by_its_deadline(tmp_path: Path) -> None:
+    """Clients of old versions block while they wait for one: the loop must go on."""
+
+    async def main() -> None:
+        never = Rule(fault=Fault("delay", seconds=600), path=r"/save_weights_for_sampler$")
+        with rig(tmp_path, rules=[never]) as made:
+            backend = made.backend(deadline=1.0)
+            training = await backend.create_training_client(seed=0, save_dir="")
+            with pytest.raises(faults.CallTimeout, match="saving a snapshot"):
+                await training.save_weights_and_get_sampling_client()
+            await backend.aclose()
+
+    asyncio.run(main())
+
+
 def test_one_slow_sample_holds_up_no_other_and_its_deadline_is_its_own(tmp_path: Path) -> None:
     async def main() -> None:
         slow = Rule(fault=Fault("delay", seconds=5.0), path=_SAMPLE, times=1)
@@ -224,7 +239,11 @@ def test_a_stopped_bill_is_named_after_the_sdk_waited_in_silence(tmp_path: Path)
         ),
         (RuntimeError("this TrainingClient is poisoned"), True, faults.StateUncertain),
         (ValueError("Error: no with status 403 for self.request_id=7"), False, faults.AuthFailed),
-        (AssertionError("asample promises always carry sample_sequence_ids"), False, None),
+        (
+            AssertionError("asample promises always carry sample_sequence_ids"),
+            False,
+            faults.Unreadable,
+        ),
     ],
     ids=["server", "server in training", "user", "poisoned", "status in words", "older server"],
 )

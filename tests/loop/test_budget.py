@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from turncredit.core.errors import ConfigError
+from turncredit.core.metering import ask_again
 from turncredit.core.types import Usage
 from turncredit.loop.budget import Budget, BudgetReached
 from turncredit.record.prices import Price
@@ -113,3 +114,47 @@ def test_what_cannot_be_kept_is_refused() -> None:
         budget(1.0, None)
     with pytest.raises(ConfigError, match="spent CNY"):
         budget(1.0)[0].resume({"currency": "CNY", "amount": 1.0}, None, print)
+
+
+def test_a_note_that_was_not_written_is_relied_on_by_nobody() -> None:
+    """A full disk ends one call of several: the others must not go on unnoted."""
+    made, _ = budget(1000.0)
+    notes: list[float] = []
+
+    def write(note: Any) -> None:
+        notes.append(note["amount"])
+        if len(notes) == 1:
+            raise OSError("no room")
+
+    made.resume(None, None, write)
+
+    async def call() -> None:
+        async with made.paid(Usage(prefill=10), "a call"):
+            pass
+
+    with pytest.raises(OSError, match="no room"):
+        asyncio.run(call())
+    asyncio.run(call())
+    assert len(notes) == 2
+    assert min(notes) >= 10
+
+
+def test_a_second_try_needs_room_of_its_own() -> None:
+    made, meter = budget(25.0)
+    notes: list[float] = []
+    made.resume(None, None, lambda note: notes.append(note["amount"]))
+
+    async def call(tries: int) -> None:
+        async with made.paid(Usage(prefill=10), "scoring"):
+            for _ in range(tries - 1):
+                meter.used += Usage(prefill=10)  # billed, perhaps, without an answer
+                ask_again()
+            meter.used += Usage(prefill=10)
+
+    asyncio.run(call(2))
+    assert made.spent == 20 <= notes[-1]
+    made.limit = 35.0
+    with pytest.raises(BudgetReached, match="scoring once more could cost up to 10"):
+        asyncio.run(call(2))
+    assert made.spent == 30
+    ask_again()  # outside of all calls nobody minds

@@ -137,3 +137,21 @@ def test_a_killed_writer_leaves_no_lock(tmp_path: Path) -> None:
     assert lock.exists()
     with atomic.locked(lock, "run"):
         assert lock.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+def test_a_line_that_does_not_fit_leaves_nothing_of_itself(tmp_path: Path) -> None:
+    """Half of one would make the next line, written when there is room again, unreadable."""
+    import resource
+
+    path = tmp_path / "a.jsonl"
+    atomic.append_line(path, {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            atomic.append_line(path, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    atomic.append_line(path, {"step": 3})
+    assert [row["step"] for row in atomic.read_lines(path).records] == [1, 3]

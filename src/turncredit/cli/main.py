@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from turncredit import config
+from turncredit.cli.signals import INTERRUPTED, KILLED, kill_is_ctrl_c
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, TurncreditError, did_you_mean
 from turncredit.core.settings import add_flags
@@ -171,6 +172,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     warnings.showwarning = _show_warning
+    with kill_is_ctrl_c() as killed:
+        status = _run(name, rest)
+    return KILLED if killed() and status == INTERRUPTED else status
+
+
+def _run(name: str, rest: Sequence[str]) -> int:
+    """One command, its errors in words."""
     try:
         return int(command(name).run(parser_for(name, rest).parse_args(rest)) or 0)
     except TurncreditError as error:
@@ -178,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("turncredit: interrupted; what was committed is on disk", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         return 141
     except OSError as error:  # no room, no permission, a folder where a file should be

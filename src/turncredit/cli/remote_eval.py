@@ -6,6 +6,7 @@ Beside the output lie `OUTPUT.probe.json` (what was found) and `OUTPUT.spent.jso
 from __future__ import annotations
 
 import argparse
+import asyncio
 import math
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Backend, RemoteBackend, SamplingClient
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.budget import BudgetReached
+from turncredit.loop.ending import given_up
 from turncredit.record import atomic, spending
 from turncredit.record.prices import read_prices
 
@@ -85,12 +87,17 @@ def settled(books: Accounts) -> Iterator[None]:
         raise BudgetReached(
             f"{reached}. Finished games are kept: --resume and a larger --max-cost go on"
         ) from reached
+    except asyncio.CancelledError:
+        note("interrupted. Finished games are kept: --resume goes on")
+        raise
     finally:
         books.budget.settle()
         if isinstance(books.backend, RemoteBackend):
             used, price = books.backend.usage(), books.budget.price
             money = f", {books.budget.spent:.4g} {price.currency}" if price else ""
             note(f"read {used.prefill:,} tokens, sampled {used.sampled:,}{money}")
+            if text := given_up(books.backend):
+                note(text)
 
 
 def note(text: str) -> None:

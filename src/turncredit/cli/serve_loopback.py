@@ -6,11 +6,9 @@ Nothing leaves the machine, and nothing is paid; the policy is that of the `loca
 from __future__ import annotations
 
 import argparse
-import signal
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             quirks=Quirks(reduction=args.reduction, longest=args.max_seq_len),
         )
         held.enter_context(made.server)
-        with suppress(KeyboardInterrupt), _ended_alike():
+        with suppress(KeyboardInterrupt):
             print(_greeting(args.service, made.server.url, config), flush=True)
             threading.Event().wait()
         model = args.priced_as or config.base_model
@@ -97,23 +95,6 @@ def policy(given: dict[str, Any]) -> local.Config:
     """The settings of the policy inside, from parsed flags."""
     known = local.Config.__dataclass_fields__
     return coerce(local.Config, {k: v for k, v in given.items() if k in known}, "policy")
-
-
-@contextmanager
-def _ended_alike() -> Iterator[None]:
-    """`kill` ends it as Ctrl-C does: with the bill, and without leaving a folder behind."""
-
-    def told(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, told)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _greeting(service: str, url: str, config: local.Config) -> str:

@@ -1,8 +1,13 @@
-"""What a backend counts, and for whom: a meter tells of every use in the task that called."""
+"""What a backend counts, and for whom: a meter tells of every use in the task that called.
+
+And the way back: whoever pays for a call may refuse that it is made once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -43,3 +48,26 @@ class MeteredBackend(Protocol):
     def meter(self) -> Meter:
         """Counts all that `usage` says."""
         ...
+
+
+_AGAIN: ContextVar[Callable[[], None] | None] = ContextVar("again", default=None)
+
+
+@contextmanager
+def asked_again(check: Callable[[], None]) -> Iterator[None]:
+    """Around a call: `check` hears, in its task, before it is made once more, and may raise."""
+    token = _AGAIN.set(check)
+    try:
+        yield
+    finally:
+        _AGAIN.reset(token)
+
+
+def ask_again() -> None:
+    """Before a call is repeated that may have been billed, and is counted.
+
+    Raises:
+        TurncreditError: whoever pays has no room for another.
+    """
+    if (check := _AGAIN.get()) is not None:
+        check()

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from turncredit.core.errors import ConfigError, TurncreditError
+from turncredit.core.metering import asked_again
 from turncredit.core.types import Usage
 from turncredit.record.prices import Price
 
@@ -134,7 +135,8 @@ class Budget:
         token = _PREPAID.set(True) if whole else None
         try:
             self._note()
-            yield
+            with asked_again(lambda: self._again(amount, what)):
+                yield
         finally:
             self._holders -= 1
             self._aside = self._aside - amount if self._holders else 0.0
@@ -142,6 +144,12 @@ class Budget:
                 _PREPAID.reset(token)
             if self._freed is not None:
                 self._freed.set()
+
+    def _again(self, amount: float, what: str) -> None:
+        """A call may have been billed without an answer: its second try needs room of its own."""
+        if not self.room(0.0):  # what is set aside is for the second try by now
+            raise self._reached(f"{what} once more", amount)
+        self._note()
 
     def settle(self) -> None:
         """Note what was really spent: once nothing is under way any more."""
@@ -186,8 +194,8 @@ class Budget:
     def _keep(self, amount: float) -> None:
         assert self._write is not None
         assert self.price is not None
-        self._noted = amount
         self._write({"currency": self.price.currency, "amount": amount, "price": str(self.price)})
+        self._noted = amount  # not before: where it could not be written, nobody may rely on it
 
 
 def _tokens(usage: Usage) -> dict[str, int | None]:

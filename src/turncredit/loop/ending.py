@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import RemoteBackend
+from turncredit.core.protocols import Backend, RemoteBackend
+from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.budget import BudgetReached
 from turncredit.loop.listener import Listener
@@ -36,6 +37,8 @@ async def rescued(
         listener.note(f"stopped, to go on with a larger --max-cost (--resume {folder}): {reached}")
     except (TurncreditError, OSError, asyncio.CancelledError) as error:
         await _save_last(at, save, listener, error)
+        if isinstance(error, asyncio.CancelledError):
+            listener.note(f"interrupted after update {at.saved}; --resume {folder} goes on")
         raise
 
 
@@ -51,6 +54,8 @@ async def _save_last(
     if not at.is_sound(error):
         listener.note(f"an update was under way: the run goes on from update {at.saved}")
         return
+    if isinstance(error, asyncio.CancelledError):
+        listener.note(f"interrupted: saving update {at.made} first; once more ends it without")
     try:
         await save(at.made)
     except (TurncreditError, OSError) as lost:
@@ -66,18 +71,26 @@ def say_costs(accounts: Accounts, listener: Listener) -> None:
     totals = accounts.totals()
     if totals["steps"]:
         listener.costs(totals, accounts.priced)
-    if isinstance(backend, RemoteBackend) and (given_up := backend.abandoned())[0]:
-        calls, usage = given_up
-        them = "call was given up while the service had it"
-        if calls != 1:
-            them = "calls were given up while the service had them"
-        listener.note(
-            f"{calls} {them}, and may be billed: up to "
-            f"{usage.prefill} tokens read, {usage.sampled} sampled, {usage.trained} trained"
-        )
+    if text := given_up(backend):
+        listener.note(text)
     booked = (totals.get("money") or {}).get("amount", 0.0)
     if budget.price and budget.spent > 1.001 * booked:
         listener.note(
             f"spent in all {budget.spent:.4g} {budget.price.currency}, "
             f"{budget.spent - booked:.4g} of it outside of whole updates (lost work, saving)"
         )
+
+
+def given_up(backend: Backend) -> str:
+    """What a service may bill though nobody has its answer, in words; nothing if there is none."""
+    calls, usage = backend.abandoned() if isinstance(backend, RemoteBackend) else (0, Usage())
+    read = usage.prefill + (usage.cached or 0)
+    if not (read or usage.sampled or usage.trained):
+        return ""
+    them = "call was given up while the service had it"
+    if calls != 1:
+        them = "calls were given up while the service had them"
+    return (
+        f"{calls} {them}, and may be billed: up to {read} tokens read, {usage.sampled} sampled, "
+        f"{usage.trained} trained"
+    )

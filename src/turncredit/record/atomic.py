@@ -6,6 +6,7 @@ torn last line, which readers report and `repair` removes.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -84,15 +85,30 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, record: Any) -> None:
-    """Append one record and sync it to disk before returning."""
-    is_new = not path.exists()
+    """Append one record and sync it to disk before returning: all of it, or nothing.
+
+    Raises:
+        OSError: it could not be written, and is not there.
+    """
+    is_new, line = not path.exists(), dump_line(record)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(dump_line(record))
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        try:
+            _write_all(file, line)
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(before)  # part of a line would take the next one with it
+            raise
     if is_new:
         _sync_folder(path.parent)
+
+
+def _write_all(file: io.RawIOBase, data: bytes) -> None:
+    """Write all of it: on a disk that is nearly full a write may end early, without an error."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) or 0 :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from turncredit.backends.hosted import reach
-from turncredit.backends.hosted.faults import CallTimeout, Unreached
+from turncredit.backends.hosted.faults import CallTimeout, Unreached, Unreadable
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.metering import Meter
+from turncredit.core.metering import Meter, ask_again
 from turncredit.core.turns import GROUP
 from turncredit.core.types import Usage
 
@@ -161,10 +161,13 @@ class Calls:
             except BackendError as error:
                 if isinstance(error, Unreached):
                     self._broke(error.address)
-                    if repeat:
-                        self.abandon(estimate)
+                lost = isinstance(error, Unreached | Unreadable) and repeat
+                if lost:
+                    self.abandon(estimate)
                 if attempt == attempts or not error.retryable:
                     raise
+                if lost:
+                    ask_again()
                 self._say(f"{what}: {error}; trying again in about {pause:.0f} s")
             else:
                 self.counts.made += 1
@@ -217,7 +220,7 @@ class Calls:
                 f"{what}: no answer within {deadline:g} s. Its work may go on and be billed; "
                 "raise the deadline (--deadline) if calls are that slow"
             ) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt):
             self.abandon(estimate)
             raise
 

@@ -77,6 +77,10 @@ class InvalidRequest(HostedError):
     """The service refuses what it was sent; sending it again changes nothing."""
 
 
+class Unreadable(InvalidRequest):
+    """The SDK refuses what it was given, or what came back: the service may have done its work."""
+
+
 _SECRETS = ("PYTRIO_API_KEY", "TINKER_API_KEY")
 _BEARER = re.compile(r"(?i)\b(bearer|x-api-key:?|api[_-]?key\s*[=:])\s*['\"]?[\w.\-+/=]{4,}")
 

@@ -75,6 +75,10 @@ async def alignment_of(backend: Hosted, client: SamplingClient, prompt: Sequence
     if len(found) != 5 or not np.isfinite(found[1:]).all():
         raise BackendError(f"5 tokens were scored as {np.round(found, 2).tolist()}: not one each")
     seen = getattr(backend, "observed", {}).get("prompt_logprobs")
+    if backend.capabilities().suffix_scoring:
+        # A service that cannot do it answers in vain, and bills it. Better once here than in all
+        # calls of the first teacher: from now on it is asked for everything.
+        await client.compute_logprobs(prompt[:5], last_n=2)
     return "not seen" if seen is None else "all tokens" if seen == 0 else "without the first"
 
 

@@ -14,8 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from turncredit.backends.hosted.shift import Shifted
-from turncredit.core.errors import AlignmentError, BackendError, ConfigError, did_you_mean
-from turncredit.core.protocols import Sample
+from turncredit.core.errors import AlignmentError, ConfigError, did_you_mean
 from turncredit.core.types import Array, frozen_array
 
 # What a service makes of the per-token losses of one forward_backward:
@@ -106,31 +105,3 @@ def prompt_logprobs(found: Sequence[float | None], length: int) -> Array:
             "log-probs of a prompt", expected="finite numbers of at most 0", got=np.nanmax(values)
         )
     return frozen_array(values)
-
-
-def check_samples(found: Sequence[Sample], wanted: int, longest: int) -> None:
-    """Refuse other samples than were asked, and paid, for.
-
-    Raises:
-        BackendError: another number of them, or one that is too long.
-    """
-    if len(found) != wanted:
-        raise BackendError(f"the service gave {len(found)} samples, asked for {wanted}")
-    if (most := max((len(each.tokens) for each in found), default=0)) > longest:
-        raise BackendError(
-            f"the service sampled {most} tokens where {longest} are allowed: neither the budget of "
-            "a game nor --max-cost can be kept on it"
-        )
-
-
-def check_sampled(found: Sequence[float | None]) -> None:
-    """Refuse log-probs of samples that would make the ratios of an update no numbers.
-
-    Raises:
-        AlignmentError: one is missing, not finite, or above 0.
-    """
-    values = np.array([np.nan if value is None else value for value in found], dtype=np.float64)
-    if (bad := ~(np.isfinite(values) & (values <= 1e-3))).any():
-        raise AlignmentError(
-            "log-probs of a sample", expected="finite numbers of at most 0", got=values[bad][0]
-        )

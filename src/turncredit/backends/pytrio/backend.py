@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -16,6 +15,7 @@ from turncredit.backends.hosted import faults, keys, reach, uris
 from turncredit.backends.hosted.calls import Calls, Counts
 from turncredit.backends.hosted.normalise import shares
 from turncredit.backends.hosted.origins import check_fit, origin_of
+from turncredit.backends.hosted.session import Session
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.pytrio import CAPABILITIES, Config, versions
@@ -37,9 +37,8 @@ class PytrioBackend:
         self.config = config
         self._trio = trio
         self._tokenizer: HfTokenizer | None = None
-        self._service: Any = None
+        self._session = Session(self._connect, versions.close)
         self._longest: int | None = None  # tokens of a row, once the service has said
-        self._opening: asyncio.Lock | None = None
         self._shared = Shared(
             config=config,
             trio=trio,
@@ -193,23 +192,14 @@ class PytrioBackend:
 
     async def aclose(self) -> None:
         """End the session."""
-        service, self._service = self._service, None
-        if service is not None:
-            await asyncio.to_thread(versions.close, service)
+        await self._session.close()
 
     async def _open(self) -> Any:
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self._service is None:
-                await asyncio.to_thread(reach.check, "pytrio", self._address)
-                self._service = await self._shared.call(
-                    "opening a session", lambda: asyncio.to_thread(self._connect)
-                )
-        return self._service
+        return await self._shared.call("opening a session", self._session.open)
 
     def _connect(self) -> Any:
         """A service client; the SDK's settings and telemetry are of the whole process."""
+        reach.check("pytrio", self._address)
         self._trio.configure_observability(enabled=self.config.telemetry)
         settings: dict[str, Any] = {"sampling_in_flight": self.config.calls_in_flight}
         if self.config.base_url:

@@ -30,13 +30,18 @@ def translated(what: str) -> Iterator[None]:
         yield
     except BackendError:
         raise
-    except ValueError as error:  # the SDK's checks of what it is given
-        words = f"PyTRIO, {what}: {error}. {faults.cure_of(str(error))}"
-        raise faults.InvalidRequest(words.rstrip(". ")) from error
     except Exception as error:
-        if not hasattr(error, "status_code") or not hasattr(error, "code"):
-            raise
-        raise translate(error, what) from error
+        if hasattr(error, "status_code") and hasattr(error, "code"):
+            raise translate(error, what) from error
+        if is_check(error):
+            words = f"PyTRIO, {what}: {error}. {faults.cure_of(str(error))}"
+            raise faults.Unreadable(words.rstrip(". ")) from error
+        raise
+
+
+def is_check(error: Exception) -> bool:
+    """It comes from the SDK's checks of what it is given, and of what the service answers."""
+    return isinstance(error, ValueError) or type(error).__name__ == "ValidationError"
 
 
 def translate(error: Any, what: str) -> BackendError:
@@ -55,6 +60,8 @@ def translate(error: Any, what: str) -> BackendError:
 def _kind(error: Any) -> tuple[type[faults.HostedError], str]:
     """Which of ours, and what to do."""
     code, status = str(error.code), int(error.status_code or 0)
+    if is_check(error):
+        return faults.Unreadable, ""
     found = _by_code(code)
     if found is not None:
         return found

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from turncredit.backends.hosted import faults
-from turncredit.backends.hosted.normalise import check_sampled, check_samples, prompt_logprobs
+from turncredit.backends.hosted.normalise import prompt_logprobs
+from turncredit.backends.hosted.samples import checked
 from turncredit.backends.pytrio import versions
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.protocols import Sample, SampleResult, SamplingParams, ScoreResult
+from turncredit.core.protocols import SampleResult, SamplingParams, ScoreResult
 from turncredit.core.types import Ids, Usage
 
 
@@ -67,8 +68,9 @@ class PytrioSamplingClient:
                 requests=1,
             )
         )
-        samples = tuple(_sample(each, params.stop_ids) for each in found.sequences)
-        check_samples(samples, num_samples, params.max_tokens)
+        samples = checked(
+            found.sequences, params, wanted=num_samples, vocabulary=self._shared.vocabulary()
+        )
         return SampleResult(samples=samples, snapshot_id=self.snapshot_id, usage=usage)
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
@@ -106,14 +108,3 @@ class PytrioSamplingClient:
         if not ids:
             raise ConfigError("no tokens: a prompt needs at least one")
         return self._client, ids
-
-
-def _sample(found: Any, stop_ids: tuple[int, ...]) -> Sample:
-    tokens, logprobs = tuple(found.tokens), tuple(found.logprobs)
-    if len(tokens) != len(logprobs):
-        raise BackendError(f"PyTRIO gave {len(logprobs)} log-probs for {len(tokens)} tokens")
-    check_sampled(logprobs)
-    reason: Literal["stop", "length"] = "stop" if found.stop_reason == "stop" else "length"
-    if tokens and tokens[-1] in stop_ids:
-        reason = "stop"
-    return Sample(tokens=tokens, logprobs=logprobs, stop_reason=reason)

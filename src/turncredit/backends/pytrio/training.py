@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -13,9 +13,11 @@ import numpy as np
 from turncredit.backends import contract
 from turncredit.backends.hosted import faults, uris
 from turncredit.backends.hosted.normalise import prescaled
+from turncredit.backends.hosted.once import Once
 from turncredit.backends.hosted.shift import Shifted, shift, spread
 from turncredit.backends.hosted.tally import tally, window
 from turncredit.backends.pytrio import CAPABILITIES
+from turncredit.backends.pytrio.errors import is_check
 from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.core.datum import Datum
@@ -51,7 +53,7 @@ class PytrioTrainingClient:
         self._lost = ""
         self._pending = False
         self._steps = 0
-        self._states: dict[str, tuple[int, str]] = {}  # name → steps then, URI
+        self._saves = Once()
         self._last_snapshot: float | None = None
 
     async def save_weights_and_get_sampling_client(self) -> PytrioSamplingClient:
@@ -89,7 +91,7 @@ class PytrioTrainingClient:
         wire = self._wire(data, loss)
 
         async def make() -> Any:
-            return await (await self._submit_pass(wire, loss))
+            return await _answer("forward_backward", await self._submit_pass(wire, loss))
 
         found = await self._train("forward_backward", make, _cost(wire))
         self._pending = self._pending or any(row.advantages.any() for row in data)
@@ -103,7 +105,7 @@ class PytrioTrainingClient:
         """
 
         async def make() -> Any:
-            return await (await self._submit_step(params))
+            return await _answer("optim_step", await self._submit_step(params))
 
         return self._stepped(await self._train("optim_step", make, Usage(requests=1)))
 
@@ -131,7 +133,7 @@ class PytrioTrainingClient:
             # From here the step is on its way, too: a pass that is refused now leaves it alone.
             self._lost = f"{both} were under way"
             stepping = await self._submit_step(params)
-            return await passing, await stepping
+            return await _answer(both, passing), await _answer(both, stepping)
 
         passed, stepped = await self._train(both, make, _cost(wire))
         self._lost = ""
@@ -146,15 +148,11 @@ class PytrioTrainingClient:
         self._check_usable()
         if self._pending:
             raise BackendError("gradients are pending: call optim_step before save_state")
-        if name in self._states and self._states[name][0] == self._steps:
-            return self._states[name][1]
 
         async def make() -> Any:
             return await (await self._client.save_state_async(name, overwrite=True))
 
-        found = await self._shared.call("save_state", make)
-        self._states[name] = self._steps, str(found.path)
-        return str(found.path)
+        return str((await self._saved("save_state", name, make)).path)
 
     async def save_weights_for_sampler(self, name: str) -> str:
         """Save the weights for sampling; returns their `trio://` URI.
@@ -225,8 +223,13 @@ class PytrioTrainingClient:
         async def make() -> Any:
             return await (await self._client.save_weights_for_sampler_async(name, ttl_seconds=ttl))
 
-        found = await self._shared.call("save_weights_for_sampler", make)
+        found = await self._saved("save_weights_for_sampler", name, make)
         return str(uris.sampler(str(found.path), "trio"))
+
+    async def _saved(self, what: str, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """A save of these weights under a name, asked of the service once."""
+        key = what, name, self._steps
+        return await self._shared.call(what, lambda: self._saves.ask(key, make))
 
     def _reduction(self, loss: LossSpec) -> str:
         reduction = self._shared.reduction
@@ -270,6 +273,20 @@ class PytrioTrainingClient:
         except asyncio.CancelledError:
             self._lost = f"{what} was cancelled on the way"
             raise
+
+
+async def _answer(what: str, pending: Awaitable[T]) -> T:
+    """What the service answers to a training call that it has.
+
+    Raises:
+        StateUncertain: the SDK cannot read it.
+    """
+    try:
+        return await pending
+    except Exception as error:
+        if is_check(error):
+            raise faults.uncertain("PyTRIO", what, f"it cannot be read: {error}") from error
+        raise
 
 
 def _cost(wire: Sequence[Shifted]) -> Usage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -14,6 +13,7 @@ from turncredit.backends import contract
 from turncredit.backends.hosted import faults, keys, reach, uris
 from turncredit.backends.hosted.calls import Calls
 from turncredit.backends.hosted.origins import check_fit, origin_of
+from turncredit.backends.hosted.session import Session
 from turncredit.backends.hosted.tokenizers import open_tokenizer
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.tinker import CAPABILITIES, Config, sdk
@@ -24,7 +24,6 @@ from turncredit.core.metering import Meter
 from turncredit.core.protocols import Capabilities, WeightsUse
 from turncredit.core.types import Usage
 
-_FAREWELL_S = 10.0
 # What a server without such an address answers (FastAPI's words), in place of one without weights.
 _UNKNOWN_ADDRESS = re.compile(r"""['"]detail['"]: ['"]Not Found['"]""")
 
@@ -40,11 +39,16 @@ class TinkerBackend:
         calls = Calls(limit=config.calls_in_flight, deadline=config.deadline)
         suffix = sdk.takes(package.SamplingClient.sample, "prompt_logprobs_last_n")
         reduction = "token_sum" if config.loss_reduction == "auto" else config.loss_reduction
-        self._link = Link(package, calls, reduction=reduction, suffix_scoring=suffix)
+        self._link = Link(
+            package,
+            calls,
+            reduction=reduction,
+            suffix_scoring=suffix,
+            vocabulary=lambda: len(self.get_tokenizer()),
+        )
         self._tokenizer: HfTokenizer | None = None
-        self._service: Any = None
+        self._session = Session(self._begin, sdk.close)
         self._longest: int | None = None  # tokens of a row, once the service has said
-        self._opening = asyncio.Lock()
 
     def capabilities(self) -> Capabilities:
         """What the SDK and the settings say, and what a probe has found since."""
@@ -180,17 +184,8 @@ class TinkerBackend:
 
     async def aclose(self) -> None:
         """End the session."""
-        service, self._service = self._service, None
         self._link.close()
-        if service is None:
-            return
-        if not hasattr(service, "close"):
-            service.holder.close()
-            return
-        # A service that cannot be reached ends the session by itself: nobody waits for its answer.
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_FAREWELL_S):
-                await sdk.settled(service.close("success"))
+        await self._session.close()
 
     async def _fresh(self, service: Any, seed: int) -> Any:
         return await sdk.made(
@@ -224,13 +219,7 @@ class TinkerBackend:
 
     async def _open(self) -> Any:
         """The session, begun at the first call: it asks for the key and reaches the service."""
-        async with self._opening:
-            if self._service is None:
-                await asyncio.to_thread(reach.check, "tinker", self._address)
-                self._service = await self._link.ask(
-                    "opening a session", lambda: asyncio.to_thread(self._begin)
-                )
-        return self._service
+        return await self._link.ask("opening a session", self._session.open)
 
     @property
     def _address(self) -> str:
@@ -246,6 +235,7 @@ class TinkerBackend:
         return options
 
     def _begin(self) -> Any:
+        reach.check("tinker", self._address)
         service = self._link.package.ServiceClient(**self._options)
-        _ = service.holder  # made here, in a thread: it blocks until the service has answered
+        _ = service.holder  # made here, aside: it blocks until the service has answered
         return service

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from turncredit.backends.hosted import uris
-from turncredit.backends.hosted.normalise import (
-    check_sampled,
-    check_samples,
-    prescaled,
-    prompt_logprobs,
-)
+from turncredit.backends.hosted.normalise import prescaled, prompt_logprobs
+from turncredit.backends.hosted.once import Once
+from turncredit.backends.hosted.samples import checked
 from turncredit.backends.hosted.shift import Shifted, shift, spread
 from turncredit.backends.hosted.tally import tally, window
 from turncredit.backends.tinker import sdk
@@ -22,10 +19,10 @@ from turncredit.backends.tinker.link import Link
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.losses import LossSpec, parse_loss
+from turncredit.core.metering import ask_again
 from turncredit.core.protocols import (
     AdamParams,
     ForwardBackwardOutput,
-    Sample,
     SampleResult,
     SamplingParams,
     ScoreResult,
@@ -60,8 +57,9 @@ class TinkerSamplingClient:
         )
         response = await self._ask("sampling", ids, num_samples, asked)
         usage = self._count(response, len(ids), num_samples)  # whatever the answer is worth
-        samples = tuple(_sample(sequence) for sequence in response.sequences)
-        check_samples(samples, num_samples, params.max_tokens)
+        samples = checked(
+            response.sequences, params, wanted=num_samples, vocabulary=self._link.vocabulary()
+        )
         return SampleResult(samples=samples, snapshot_id=self.snapshot_id, usage=usage)
 
     async def compute_logprobs(self, tokens: Ids, *, last_n: int | None = None) -> ScoreResult:
@@ -82,6 +80,7 @@ class TinkerSamplingClient:
                 raise
             # The server scored everything instead, and the SDK refuses that: ask for everything.
             self._link.suffix_scoring = False
+            ask_again()
             return await self.compute_logprobs(ids, last_n=last_n)
         usage, found = self._count(response, len(ids), 1), response.prompt_logprobs
         if found is None:
@@ -98,7 +97,12 @@ class TinkerSamplingClient:
 
     async def _ask(self, what: str, ids: list[int], count: int, params: Any, **extra: Any) -> Any:
         prompt = self._link.package.types.ModelInput.from_ints(ids)
-        most = Usage(prefill=len(ids), sampled=count * params.max_tokens, requests=1)
+        most = Usage(
+            prefill=len(ids),
+            cached=(count - 1) * len(ids),
+            sampled=count * params.max_tokens,
+            requests=1,
+        )
 
         async def call() -> Any:
             return await sdk.settled(self._client.sample(prompt, count, params, **extra))
@@ -125,28 +129,12 @@ class TinkerSamplingClient:
         )
 
 
-def _sample(sequence: Any) -> Sample:
-    tokens, logprobs = list(sequence.tokens), sequence.logprobs
-    if not tokens:
-        logprobs = ()  # of an empty answer none may come
-    if logprobs is None or len(logprobs) != len(tokens):
-        got = "none" if logprobs is None else len(logprobs)
-        raise BackendError(f"{len(tokens)} sampled tokens came with {got} log-probs")
-    check_sampled(logprobs)
-    return Sample(
-        tokens=tuple(tokens),
-        logprobs=tuple(logprobs),
-        stop_reason="stop" if sequence.stop_reason == "stop" else "length",
-    )
-
-
 @dataclass(slots=True)
 class _Position:
-    """How far a run has come, and what was saved there."""
+    """How far a run has come."""
 
     steps: int = 0
     snapshots: int = 0
-    states: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
 class TinkerTrainingClient:
@@ -155,7 +143,7 @@ class TinkerTrainingClient:
     def __init__(self, link: Link, client: Any, base_model: str) -> None:
         self.base_model = base_model
         self._link, self._client = link, client
-        self._at = _Position()
+        self._at, self._saves = _Position(), Once()
 
     async def save_weights_and_get_sampling_client(self) -> TinkerSamplingClient:
         """A snapshot of the present weights, which lives as long as this session."""
@@ -227,12 +215,8 @@ class TinkerTrainingClient:
 
     async def save_state(self, name: str) -> str:
         """Save weights and optimizer; returns a tinker:// URI."""
-        key = name, self._at.steps
-        if key not in self._at.states:
-            future = self._client.save_state(name)
-            saved = await self._link.save("save_state", lambda: sdk.settled(future))
-            self._at.states[key] = str(saved.path)
-        return self._at.states[key]
+        saved = await self._saved("save_state", name, self._client.save_state)
+        return str(saved.path)
 
     async def save_weights_for_sampler(self, name: str) -> str:
         """Save weights for sampling; returns a tinker:// URI.
@@ -240,11 +224,18 @@ class TinkerTrainingClient:
         A service does not train from such weights, so a state of the same name goes with them.
         """
         await self.save_state(name)
-        future = self._client.save_weights_for_sampler(name)
-        saved = await self._link.save("save_weights_for_sampler", lambda: sdk.settled(future))
+        save = self._client.save_weights_for_sampler
+        saved = await self._saved("save_weights_for_sampler", name, save)
         return uris.saved(str(saved.path), "tinker", "sampler")
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    async def _saved(self, what: str, name: str, save: Callable[[str], Any]) -> Any:
+        """A save of these weights under a name, asked of the service once."""
+        key = what, name, self._at.steps
+        return await self._link.save(
+            what, lambda: self._saves.ask(key, lambda: sdk.settled(save(name)))
+        )
 
     def _submit_pass(self, data: Sequence[Datum], loss: LossSpec) -> Any:
         """Put a forward_backward into the run's order now; call the result to wait for it."""

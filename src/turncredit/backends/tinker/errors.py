@@ -33,6 +33,8 @@ def translated(error: Exception, what: str, *, training: bool = False) -> Turncr
         return faults.uncertain("Tinker", what, _plain(error))
     if kind is None and _unreached(error):
         return faults.Unreached(text, address=_address(error))
+    if kind is None and isinstance(error, ValueError | RuntimeError | AssertionError):
+        return faults.Unreadable(text)
     if kind is None:
         return BackendError(text, retryable=_transient(error))
     if kind is faults.InvalidRequest and (cure := faults.cure_of(text)):

@@ -47,13 +47,23 @@ class Link:
         package: the `tinker` module.
         reduction: what the service is taken to do with per-token losses.
         suffix_scoring: scoring may ask for the last tokens only.
+        vocabulary: how many ids there are.
         observed: what answers looked like, for the probe: `prompt_logprobs` is how many more
             log-probs than tokens came back (0 or -1).
     """
 
-    def __init__(self, package: Any, calls: Calls, *, reduction: str, suffix_scoring: bool) -> None:
+    def __init__(
+        self,
+        package: Any,
+        calls: Calls,
+        *,
+        reduction: str,
+        suffix_scoring: bool,
+        vocabulary: Callable[[], int],
+    ) -> None:
         self.package, self.calls, self.meter = package, calls, calls.meter
         self.reduction, self.suffix_scoring = reduction, suffix_scoring
+        self.vocabulary = vocabulary
         self.observed: dict[str, int] = {}
         self._broken = ""
         self._pauses = Pauses()

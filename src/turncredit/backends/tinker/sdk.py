@@ -1,8 +1,8 @@
 """The `tinker` package, all versions from 0.25 on, behind one door.
 
-What differs: old calls that make clients block and have an `_async` twin, new ones return futures
-(and warn about the twins); old sampling futures are plain `concurrent.futures`; suffix scoring and
-sample ids are new; questions about saved weights no longer need a service client.
+What differs: old calls that make clients block, new ones return futures; old sampling futures are
+plain `concurrent.futures`; suffix scoring and sample ids are new; questions about saved weights no
+longer need a service client.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import re
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from turncredit.backends.hosted.session import aside
 from turncredit.core.errors import ConfigError
 from turncredit.core.registry import require
 
@@ -48,11 +50,14 @@ async def settled(pending: Any) -> Any:
 
 
 async def made(owner: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    """A client that `owner.method` makes, without blocking the loop."""
-    call = getattr(owner, method)
-    if "Future" not in str(inspect.signature(call).return_annotation):
-        call = getattr(owner, f"{method}_async")
-    return await settled(call(*args, **kwargs))
+    """A client that `owner.method` makes, without blocking the loop.
+
+    Of old versions even an `_async` twin may block, and no deadline or Ctrl-C is heard meanwhile.
+    """
+    call = partial(getattr(owner, method), *args, **kwargs)
+    if "Future" in str(inspect.signature(call.func).return_annotation):
+        return await settled(call())
+    return await aside(call)
 
 
 def rest(package: Any, service: Any, options: Mapping[str, Any]) -> Any:
@@ -74,3 +79,13 @@ async def offered(service: Any) -> Any:
 def takes(call: Any, parameter: str) -> bool:
     """Whether a method has a parameter."""
     return parameter in inspect.signature(call).parameters
+
+
+def close(service: Any) -> None:
+    """End a session; blocks until the service has answered."""
+    if not hasattr(service, "close"):
+        service.holder.close()
+        return
+    pending = service.close("success")
+    if hasattr(pending, "result"):
+        pending.result()
