@@ -106,19 +106,19 @@ class Kills(Plan):
         return fault
 
 
-def _noting(part: Any, journal: Path) -> None:
-    """From now on `part.billed` is on disk whenever it changes: a killed server's bill is known."""
+def _noting(parts: Sequence[Any], journal: Path) -> None:
+    """From now on their `billed` is on disk whenever it changes: a killed server leaves a bill."""
+    used = {id(part): part.__dict__.pop("billed") for part in parts}
 
-    def write(self: Any, used: Usage) -> None:
-        self.__dict__["used"] = used
+    def write(self: Any, amount: Usage) -> None:
+        used[id(self)] = amount
         new = journal.with_suffix(".new")
-        new.write_text(str(cost(used)))
+        new.write_text(str(cost(sum(used.values(), Usage()))))
         new.replace(journal)  # whole, whenever this process dies
 
-    billed = property(lambda self: self.__dict__["used"], write)
-    del part.__dict__["billed"]
-    part.__class__ = type("Noting", (type(part),), {"billed": billed})
-    part.billed = Usage()
+    billed = property(lambda self: used[id(self)], write)
+    for part in parts:
+        part.__class__ = type("Noting", (type(part),), {"billed": billed})
 
 
 def serve(
@@ -135,12 +135,12 @@ def serve(
 
         offer = Offer(model="table", tokenizer=words(folder), max_batch_size=3)
         server, made = pytrio.serve(table, folder, offer=offer, port=port, faults=plan)
-        _noting(made.actor, journal)
+        _noting([made.actor], journal)
     else:
         from turncredit.backends.loopback.tinker import TinkerService
 
         made = TinkerService(table, folder, model="table")
-        _noting(made, journal)
+        _noting([made._runs, made._samplers], journal)
         server = made.server(port=port, faults=plan)
     with server:
         threading.Event().wait()
@@ -295,6 +295,7 @@ class Rough:
         if self._server is not None:
             if self._server.is_alive():
                 return
+            assert self._server.exitcode == -signal.SIGKILL, "the server failed by itself"
             self.deaths["server"] += 1
         self._servers += 1
         journal = self.folder / f"bill-{self._servers:03d}"
