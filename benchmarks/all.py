@@ -24,7 +24,8 @@ memory.py
 update.py --model household-tiny --parts multi single same --rounds 1
 update.py --parts loop --rounds 1
 environments.py
-growth.py
+growth.py --parts size prompt
+growth.py --model smollm2-135m --parts turns --rounds 2
 credit.py
 engine.py
 hosted.py pytrio --quick --scale 0.5

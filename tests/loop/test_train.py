@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from turncredit import config
+from turncredit.backends import tabular
 from turncredit.cli.train import begin, reopen, train
 from turncredit.core.errors import ConfigError, DataError, EnvError
 from turncredit.loop.listener import Listener
@@ -166,6 +168,14 @@ def test_what_cannot_work_is_refused(section: str, values: dict, words: str) -> 
         return
     with pytest.raises(ConfigError, match=words):
         config.build(layers)
+
+
+def test_a_remote_backend_that_cannot_be_tried_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tabular, "CAPABILITIES", replace(tabular.CAPABILITIES, remote=True))
+    with pytest.raises(ConfigError, match="says that it is remote"):
+        run(tmp_path, "far")
 
 
 def test_a_split_smaller_than_an_update_is_refused(tmp_path: Path) -> None:

@@ -108,11 +108,17 @@ def open_backend(chosen: Chosen) -> Backend:
 
     Raises:
         BackendError: a paid service, and no key for it.
+        ConfigError: it says that it is remote, and cannot be tried out.
         MissingExtra: it needs a package that is not installed.
     """
     backend: Backend = chosen.load("backend").create(chosen.config)
     if isinstance(backend, RemoteBackend):
         backend.check_key()
+    elif backend.capabilities().remote:
+        raise ConfigError(
+            f'backend "{chosen.name}" says that it is remote, but not all of '
+            "core.protocols.RemoteBackend is there: it would be used without being tried out"
+        )
     return backend
 
 
