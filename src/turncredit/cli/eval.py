@@ -176,6 +176,8 @@ async def _evaluate(
         backend = component_from_args("backend", args.backend, vars(args))
         opened = open_backend(backend)
         try:
+            # What is known without asking is refused before a folder is made.
+            _token_budget(args.max_trajectory_tokens, opened.capabilities())
             with claimed(output):  # before anything is paid for
                 books = remote_eval.accounts(args, opened, backend, output)
                 with remote_eval.settled(books):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from turncredit.backends.local import Config
 from turncredit.backends.local.arena import Shape
@@ -44,15 +43,21 @@ def cache_shape(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
 def longest_sample(config: Config, device: torch.device) -> int | None:
     """Tokens of the longest sequence that fits into the cache's budget, before anything is loaded.
 
-    None where nothing bounds it, or it cannot be told yet. Where the number format hangs on the
-    weights, it is at most what is said.
+    None where nothing bounds it, or it cannot be told yet.
     """
     folder = Path(resolve(config.base_model))
     try:
         model = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if not folder.is_dir() or not attends_fully(model):
             return None
-        shape = cache_shape(model, choose_dtype(config, device, sys.maxsize), device)
+        dtype = choose_dtype(config, device, _parameters(model) if config.dtype == "auto" else 0)
+        shape = cache_shape(model, dtype, device)
     except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong
         return None
     return int(config.cache_gib * 2**30) // shape.bytes_per_token
+
+
+def _parameters(config: Any) -> int:
+    """Numbers in the weights of a model of this configuration; none is loaded or made."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config).num_parameters()
