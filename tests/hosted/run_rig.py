@@ -44,6 +44,16 @@ def cost(used: Usage) -> float:
     return (read * 10 + used.sampled * 30 + used.trained * 20) / 1e6
 
 
+def read_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosted backends, those that are installed, open the table's tokenizer."""
+    for name in SERVICES:
+        where = f"turncredit.backends.{name}.backend.open_tokenizer"
+        try:
+            monkeypatch.setattr(where, lambda *_: TOKENIZER)
+        except (ImportError, AttributeError):
+            continue
+
+
 class Heard(Listener):
     """Keeps what a person would read; `at` is called as phases begin."""
 

@@ -11,11 +11,11 @@ import pytest
 from run_rig import (
     PRICES,
     SERVICES,
-    TOKENIZER,
     Heard,
     Rehearsed,
     ServiceName,
     go,
+    read_tables,
     rehearsed,
     resumed,
 )
@@ -47,12 +47,7 @@ def service(request: pytest.FixtureRequest) -> ServiceName:
 
 @pytest.fixture(autouse=True)
 def _tokenizer_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SERVICES:
-        where = f"turncredit.backends.{name}.backend.open_tokenizer"
-        try:
-            monkeypatch.setattr(where, lambda *_: TOKENIZER)
-        except (ImportError, AttributeError):
-            continue
+    read_tables(monkeypatch)
 
 
 # ── a key ────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_rig import PRICES, SERVICES, TOKENIZER, Heard, Rehearsed, ServiceName, rehearsed
+from run_rig import (
+    PRICES,
+    SERVICES,
+    Heard,
+    Rehearsed,
+    ServiceName,
+    read_tables,
+    rehearsed,
+)
 
 from turncredit import config
 from turncredit.backends.loopback.muscle import Quirks
@@ -25,12 +33,7 @@ def service(request: pytest.FixtureRequest) -> ServiceName:
 
 @pytest.fixture(autouse=True)
 def _tokenizer_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SERVICES:
-        where = f"turncredit.backends.{name}.backend.open_tokenizer"
-        try:
-            monkeypatch.setattr(where, lambda *_: TOKENIZER)
-        except (ImportError, AttributeError):
-            continue
+    read_tables(monkeypatch)
 
 
 def chosen(made: Rehearsed, folder: Path, **changes: Any) -> Settings:

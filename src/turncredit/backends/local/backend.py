@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -49,8 +50,13 @@ class LocalBackend:
             CAPABILITIES,
             exact_resume=self._device.type == "cpu",
             max_seq_len=positions(self.config.base_model),
-            max_sample_len=longest_sample(self.config, self._device),
+            max_sample_len=self._longest_sample,
         )
+
+    @cached_property
+    def _longest_sample(self) -> int | None:
+        """Worked out once: the skeleton of a large model takes a while."""
+        return longest_sample(self.config, self._device)
 
     def get_tokenizer(self) -> HfTokenizer:
         """The tokenizer of the base model."""

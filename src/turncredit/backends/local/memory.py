@@ -13,6 +13,8 @@ from turncredit.backends.local.arena import Shape
 from turncredit.backends.local.device import choose_dtype
 from turncredit.backends.local.models import resolve
 
+_UNTOLD = (OSError, ValueError, AttributeError, ImportError, KeyError, RuntimeError)
+
 
 def attends_fully(config: Any) -> bool:
     """Every token of the family looks at all before it, which our cache relies on.
@@ -50,9 +52,11 @@ def longest_sample(config: Config, device: torch.device) -> int | None:
         model = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if not folder.is_dir() or not attends_fully(model):
             return None
-        dtype = choose_dtype(config, device, _parameters(model) if config.dtype == "auto" else 0)
+        # The format hangs on the size of a model on the CPU alone.
+        counted = config.dtype == "auto" and device.type == "cpu"
+        dtype = choose_dtype(config, device, _parameters(model) if counted else 0)
         shape = cache_shape(model, dtype, device)
-    except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong
+    except _UNTOLD:  # whoever loads the model says what is wrong
         return None
     return int(config.cache_gib * 2**30) // shape.bytes_per_token
 
