@@ -25,6 +25,8 @@ from turncredit.backends.local.arena import Arena, Shape
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.cached import Chunk
 from turncredit.backends.local.lean import Lean, fuse
+from turncredit.backends.local.loading import load_policy
+from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.slots import Slot, Slots, as_bytes
 from turncredit.core.errors import BackendError
@@ -285,6 +287,38 @@ def test_log_probs_survive_eviction(folder: str) -> None:
             assert result.usage.prefill + result.usage.cached >= 30  # and what was read again
 
     run(work())
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_a_deep_model_in_bfloat16_keeps_its_cache(family: str) -> None:
+    deep = model(family, num_hidden_layers=40, hidden_size=64, initializer_range=0.3).bfloat16()
+    inner = deep.get_decoder().layers
+    policy = Policy(deep, lora_rank=2)
+    assert policy.cached
+    assert Passes(policy).kernel
+    assert deep.get_decoder().layers is inner
+    assert len(inner) == 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_cache_that_is_one_off_is_not_used(
+    dtype: torch.dtype, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: Policy, chunk: Chunk, arena: Arena) -> torch.Tensor:
+        starts = [max(0, start + shift) if start else 0 for start in chunk.starts]
+        return right(self, Chunk(chunk.ids, starts, chunk.rows), arena)
+
+    right = Policy.step
+    monkeypatch.setattr(Policy, "step", wrong)
+    assert not Policy(model("Llama", num_hidden_layers=8).to(dtype), lora_rank=0).cached
+
+
+def test_who_decodes_without_a_cache_is_told(tmp_path: Path) -> None:
+    model("Mistral", sliding_window=8).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="MistralForCausalLM is decoded without a cache"):
+        policy = load_policy(Config(base_model=str(tmp_path)), lora_rank=0)
+    assert not policy.cached
 
 
 def test_bfloat16_stays_within_its_bound(tmp_path: Path) -> None:

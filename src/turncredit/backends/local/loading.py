@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,12 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(f'model "{config.base_model}": {error}') from error
     policy = Policy(_placed(model, config, device), lora_rank=lora_rank, lean=config.lean)
+    if not policy.cached:
+        warnings.warn(
+            f"{type(model).__name__} is decoded without a cache, since its attention is not the "
+            "usual one: each sampled token reads its whole row again, which is slow",
+            stacklevel=2,
+        )
     if config.compile:
         compile_blocks(policy)
     return policy

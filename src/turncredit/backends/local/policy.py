@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from turncredit.backends.local import adapter, attention, products
+from turncredit.backends.local import adapter, attention, products, trials
 from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
 from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
@@ -223,16 +223,16 @@ class Policy:
         if not (self.cached and self.exact and self._fused()):
             return False
         self._may_be_lean = True
-        rows = self._some_rows(150, 99)
+        rows = trials.some_rows(self.vocabulary, 150, 99)
         full = self.logits(self.full(rows))
         want = torch.stack([full[0, -1], full[1, 98]])
         try:
-            found = [*self._stepped(rows, (70, 5)), *self._stepped(rows, (149, 98))]
+            found = [*trials.stepped(self, rows, (70, 5)), *trials.stepped(self, rows, (149, 98))]
         except (NotImplementedError, RuntimeError):  # a device that lacks one of its operations
             return False
         finally:
             self._lean_sets.clear()
-        return self._same(torch.stack(found), want, _ALIKE)
+        return self._same(torch.stack(found), want)
 
     def _padded(self, rows: list[list[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
@@ -245,55 +245,39 @@ class Policy:
         Raises:
             ConfigError: the family changes its logits after the head (scaling, soft-capping).
         """
-        rows = self._some_rows(12, 9)
-        want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
-        tolerance = _ALIKE if self.exact else 0.25
-        if not torch.allclose(self.logits(self.full(rows[:1])[0]), want, atol=tolerance):
-            raise ConfigError(
-                f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
-            )
-        original = self.model.config._attn_implementation or "sdpa"
-        if attends_fully(self.model.config):
-            self.model.set_attn_implementation(attention.NAME)
-            if self._agrees(rows, want, tolerance):
-                return True
-            self.model.set_attn_implementation(original)
+        rows = trials.some_rows(self.vocabulary, 12, 9)
+        with trials.measurable(self):
+            want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
+            if not self._same(self.logits(self.full(rows[:1])[0]), want):
+                raise ConfigError(
+                    f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
+                )
+            original = self.model.config._attn_implementation or "sdpa"
+            if attends_fully(self.model.config):
+                self.model.set_attn_implementation(attention.NAME)
+                if self._agrees(rows, want[-1]):
+                    return True
+                self.model.set_attn_implementation(original)
         return False
 
-    def _agrees(self, rows: list[list[int]], want: torch.Tensor, tolerance: float) -> bool:
+    def _agrees(self, rows: list[list[int]], want: torch.Tensor) -> bool:
         try:
             full = self.logits(self.full(rows)[0])
-            near, apart = self._stepped(rows, (5, 8))
+            near, apart = trials.stepped(self, rows, (5, 8))
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
-        return self._same(torch.stack([full[-1], near[0], apart[0]]), want[-1], tolerance)
+        return self._same(torch.stack([full[-1], near[0], apart[0]]), want)
 
-    def _same(self, found: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:
+    def _same(self, found: torch.Tensor, want: torch.Tensor) -> bool:
         """Logits agree; a model noisier than those that were measured gets a wider bound."""
         errors = found - want
-        if not float(errors.abs().max()) < tolerance:
+        if not self.exact:
+            return trials.nearly_alike(found, want)
+        if not float(errors.abs().max()) < _ALIKE:
             return False
         spread = float((errors.amax(-1) - errors.amin(-1)).max())
         self.noise = max(self.noise, 4 * spread)
         return True
-
-    def _some_rows(self, *lengths: int) -> list[list[int]]:
-        return [[(7 * i + 3) % self.vocabulary for i in range(n)] for n in lengths]
-
-    def _stepped(self, rows: list[list[int]], cut: tuple[int, int]) -> list[torch.Tensor]:
-        """Last logits (2, V) of two rows run in two pieces: in rows close together, and far apart.
-
-        Close ones are read in place, the others gathered.
-        """
-        arena = Arena(self.cache_shape())
-        arena.resize(10, 4 + max(len(row) for row in rows))
-        starts, places = list(cut), [2, 0]
-        begun = [row[:n] for row, n in zip(rows, cut, strict=True)]
-        rest = [row[n:] for row, n in zip(rows, cut, strict=True)]
-        self.step(Chunk(begun, [0, 0], places), arena)
-        near = self.logits(self.step(Chunk(rest, starts, places), arena))
-        arena.copy(0, 9, cut[1])
-        return [near, self.logits(self.step(Chunk(rest, starts, [2, 9]), arena))]
 
 
 def _add_lora(model: PreTrainedModel, rank: int) -> Any:
