@@ -346,6 +346,14 @@ def agreement(run: Run, dtype: str) -> None:
 
     with backend(run, dtype=dtype) as made:
         decoded, packed, trained, own = asyncio.run(work(made))
+        engine = made._engine(RANK)[0]
+        cached, kernel = engine.policy.cached, engine.passes.kernel
+    run.judge(
+        f"fast paths ({dtype})",
+        cached and kernel is not None,
+        f"cache {'in use' if cached else 'NOT in use'}, "
+        f"packs by {kernel.name if kernel else 'none: padded rows'}",
+    )
     compare(run, "decode = full forward of Transformers", dtype, decoded, own)
     compare(run, "scoring = full forward of Transformers", dtype, packed, own)
     compare(run, "training = scoring", dtype, trained, packed)
