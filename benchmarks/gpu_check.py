@@ -347,12 +347,12 @@ def agreement(run: Run, dtype: str) -> None:
     with backend(run, dtype=dtype) as made:
         decoded, packed, trained, own = asyncio.run(work(made))
         engine = made._engine(RANK)[0]
-        cached, kernel = engine.policy.cached, engine.passes.kernel
+        kernel, theirs = engine.passes.kernel, engine.policy.row_bytes
+        cache = "ours" if engine.policy.cached else "the family's own" if theirs else "NONE"
     run.judge(
         f"fast paths ({dtype})",
-        cached and kernel is not None,
-        f"cache {'in use' if cached else 'NOT in use'}, "
-        f"packs by {kernel.name if kernel else 'none: padded rows'}",
+        bool((engine.policy.cached and kernel) or theirs),
+        f"cache: {cache}; packs by {kernel.name if kernel else 'nothing: padded rows'}",
     )
     compare(run, "decode = full forward of Transformers", dtype, decoded, own)
     compare(run, "scoring = full forward of Transformers", dtype, packed, own)

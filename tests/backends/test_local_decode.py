@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from turncredit.backends.local import Config, create
+from turncredit.backends.local import Config, create, trials
 from turncredit.backends.local.arena import Arena, Shape
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.cached import Chunk
@@ -314,7 +314,10 @@ def test_a_cache_that_is_one_off_is_not_used(
     assert not Policy(model("Llama", num_hidden_layers=8).to(dtype), lora_rank=0).cached
 
 
-def test_who_decodes_without_a_cache_is_told(tmp_path: Path) -> None:
+def test_who_decodes_without_a_cache_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "own_row_bytes", lambda policy: None)
     model("Mistral", sliding_window=8).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="MistralForCausalLM is decoded without a cache"):
         policy = load_policy(Config(base_model=str(tmp_path)), lora_rank=0)

@@ -15,9 +15,10 @@ pytest.importorskip("torch")
 import tiny_models
 import torch
 
-from turncredit.backends.local import Config, create
+from turncredit.backends.local import Config, create, trials
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.noise import Draw, choose, gumbel
+from turncredit.backends.local.policy import Policy
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import SamplingParams
 
@@ -174,27 +175,16 @@ def test_a_cancelled_call_frees_its_place(folder: str) -> None:
     run(work())
 
 
-def test_families_without_our_cache_still_sample(tmp_path: Path) -> None:
-    """A sliding window is not ours to cache: every token is a full pass, and correct."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    words = tiny_models.tokenizer()
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-        initializer_range=0.2,
-    )
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-    words.save_pretrained(tmp_path)
+def test_families_without_any_cache_still_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then every token is a full pass, and correct."""
+    monkeypatch.setattr(Policy, "_agrees", lambda *_: False)
+    monkeypatch.setattr(trials, "own_row_bytes", lambda _: None)
+    folder = tiny_models.write_model(tmp_path)
 
     async def work() -> None:
-        client = await backend(str(tmp_path)).create_sampling_client()
+        client = await backend(folder).create_sampling_client()
         assert not client._engine.policy.cached
         ids, said = await trajectory(client, 1, turns=2)
         scores = (await client.compute_logprobs(ids)).logprobs

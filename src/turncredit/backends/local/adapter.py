@@ -12,6 +12,26 @@ from typing import Any
 
 import torch
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+
+def add_lora(model: PreTrainedModel, rank: int) -> Any:
+    """Put trainable adapters on all linear layers; returns PEFT's configuration of them."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=model.name_or_path,
+    )
+    inject_adapter_in_model(config, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # the adapter is trained in full precision on any base
+            parameter.data = parameter.data.float()
+    follow_model(model, model.dtype)
+    return config
 
 
 def follow_model(model: Any, dtype: torch.dtype) -> None:

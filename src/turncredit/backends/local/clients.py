@@ -48,8 +48,7 @@ class LocalSamplingClient:
         ids = self._checked(prompt, more=params.max_tokens)
         if num_samples < 1:
             raise ConfigError(f"num_samples is {num_samples}; it must be at least 1")
-        if self._engine.policy.cached:
-            self._engine.decoder.slots.check(len(ids) + params.max_tokens)
+        self._engine.decoder.check(len(ids) + params.max_tokens)
         rows = [
             Row(self.snapshot_id, self._weights, list(ids), params, params.seed + i)
             for i in range(num_samples)

@@ -13,6 +13,7 @@ import torch
 from turncredit.backends.local.arena import Arena
 from turncredit.backends.local.cached import Chunk
 from turncredit.backends.local.noise import Draw, choose
+from turncredit.backends.local.own_cache import OwnCaches
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.slots import MIN_FORK, Slot, Slots, as_bytes, common
 from turncredit.backends.local.threads import threads_for
@@ -93,8 +94,22 @@ class Decoder:
         self._few_threads = few_threads and policy.device.type == "cpu"
         self._arena = Arena(policy.cache_shape())
         self.slots = Slots(self._arena, budget_bytes=cache_bytes, reuse=reuse)
+        self._own: OwnCaches | None = None
+        if policy.row_bytes:
+            self._own = OwnCaches(policy, budget_bytes=cache_bytes, reuse=reuse)
         self.rechecked = 0  # choices made again by the canonical path
         self.preempted = 0  # rows that lost their place while they were sampled
+
+    def check(self, tokens: int) -> None:
+        """Refuse a row that never fits, while it is the only one to suffer.
+
+        Raises:
+            BackendError: the cache's budget cannot hold a row of so many tokens.
+        """
+        if self._own:
+            self._own.check(tokens)
+        elif self._policy.cached:
+            self.slots.check(tokens)
 
     def admit(self, rows: list[Row]) -> list[Row]:
         """Give rows their place in the cache; returns those that found one.
@@ -103,6 +118,8 @@ class Decoder:
         that its keys are copied instead of computed again: of many games' first turns one goes
         first, then one of each game, then the rest.
         """
+        if self._own:
+            return self._own.admit(rows)
         if not self._policy.cached:
             for row in rows:
                 row.prefilled = row.length
@@ -175,6 +192,8 @@ class Decoder:
 
     def release(self, row: Row) -> None:
         """Leave the row's keys for the next turn."""
+        if self._own:
+            self._own.release(row)
         if row.slot and not row.slot.lost:
             self.slots.release(row.slot, as_bytes(row.ids[: row.stored]))
         row.slot = None
@@ -204,6 +223,8 @@ class Decoder:
         return [row for _, row in sorted(seated, key=lambda pair: pair[0])]
 
     def _hidden(self, rows: list[Row]) -> torch.Tensor:
+        if self._own:
+            return self._own.hidden(rows)
         if not self._policy.cached:
             hidden = self._policy.full([r.ids for r in rows])
             last = torch.tensor([r.length - 1 for r in rows], device=hidden.device)

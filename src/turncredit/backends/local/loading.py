@@ -71,7 +71,7 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(f'model "{config.base_model}": {error}') from error
     policy = Policy(_placed(model, config, device), lora_rank=lora_rank, lean=config.lean)
-    if not policy.cached:
+    if not (policy.cached or policy.row_bytes):
         warnings.warn(
             f"{type(model).__name__} is decoded without a cache, since its attention is not the "
             "usual one: each sampled token reads its whole row again, which is slow",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from turncredit.backends.local import adapter, attention, products, trials
 from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
@@ -37,6 +37,9 @@ _ALIKE = 1e-3  # logits of two float32 paths through any healthy model are close
 # tokens, 8e-5 for random weights with logits up to 13, 9e-5 for SmolLM2-135M with logits up to 35.
 # Twice the largest is the least that is allowed.
 _NOISE = 2e-4
+# The same of a family's own cache. A delta rule reads many tokens by another formula than one, and
+# their difference grows with the row: 2.3e-4 for random weights after 700 tokens.
+_OWN_NOISE = 1e-3
 _LEAN_SETS = 2  # fused weights kept: those of a snapshot, and of one that is compared with it
 
 
@@ -48,7 +51,8 @@ class Policy:
         device: where it is.
         vocabulary: number of ids its head scores.
         positions: tokens of its longest row.
-        cached: incremental decoding works for this family (checked numerically when loaded).
+        cached: our cache works for this family (checked numerically when loaded).
+        row_bytes: what a row takes of the family's own cache, where that works and ours does not.
         size: parameters a token is multiplied with.
         noise: bound of numerical noise in the distance of two logits, float32.
         fingerprint: hash of the architecture and of the frozen weights.
@@ -75,9 +79,12 @@ class Policy:
         self._may_be_lean = False
         self.noise = _NOISE
         self.cached = self._probe()
+        self.row_bytes = None if self.cached else trials.own_row_bytes(self)
+        if self.row_bytes:
+            self.noise = max(self.noise, _OWN_NOISE)
         self._may_be_lean = lean and self._leans()
         self.lora_rank = lora_rank
-        self.peft_config = _add_lora(model, lora_rank) if lora_rank else None
+        self.peft_config = adapter.add_lora(model, lora_rank) if lora_rank else None
         if not lora_rank:
             model.requires_grad_(True)
         lighten(model)
@@ -175,6 +182,37 @@ class Policy:
             ).last_hidden_state
         return hidden[torch.arange(len(count), device=self.device), count - 1]
 
+    @torch.no_grad()
+    def extend(self, ids: list[list[int]], stored: list[int], cache: Any) -> torch.Tensor:
+        """Run as many new tokens of each row through a cache of the family's own.
+
+        Args:
+            ids: (B, N), the new tokens.
+            stored: tokens of each row in the cache, whose keys are padded on the left.
+            cache: as `fresh_cache` makes them; it is changed.
+
+        Returns:
+            The hidden state (B, d) of each row's last token.
+        """
+        tokens = torch.tensor(ids, device=self.device)
+        start = torch.tensor(stored, device=self.device)[:, None]
+        longest, count = max(stored), tokens.shape[1]
+        mask = None
+        if min(stored) < longest:
+            mask = torch.arange(longest + count, device=self.device) >= longest - start
+        hidden = self._body(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=start + torch.arange(count, device=self.device),
+            use_cache=True,
+            **{self._cache_name: cache},
+        ).last_hidden_state
+        return hidden[:, -1]
+
+    def fresh_cache(self) -> Any:
+        """An empty cache of the family's own."""
+        return DynamicCache(config=self.model.config)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(..., d) → (..., V) in float32 (float64 of a float64 model)."""
         if hidden.dim() == 2 and self.head_is_plain:
@@ -232,7 +270,7 @@ class Policy:
             return False
         finally:
             self._lean_sets.clear()
-        return self._same(torch.stack(found), want)
+        return self.same(torch.stack(found), want)
 
     def _padded(self, rows: list[list[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
@@ -248,7 +286,7 @@ class Policy:
         rows = trials.some_rows(self.vocabulary, 12, 9)
         with trials.measurable(self):
             want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
-            if not self._same(self.logits(self.full(rows[:1])[0]), want):
+            if not self.same(self.logits(self.full(rows[:1])[0]), want):
                 raise ConfigError(
                     f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
                 )
@@ -266,9 +304,9 @@ class Policy:
             near, apart = trials.stepped(self, rows, (5, 8))
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
-        return self._same(torch.stack([full[-1], near[0], apart[0]]), want)
+        return self.same(torch.stack([full[-1], near[0], apart[0]]), want)
 
-    def _same(self, found: torch.Tensor, want: torch.Tensor) -> bool:
+    def same(self, found: torch.Tensor, want: torch.Tensor) -> bool:
         """Logits agree; a model noisier than those that were measured gets a wider bound."""
         errors = found - want
         if not self.exact:
@@ -278,24 +316,6 @@ class Policy:
         spread = float((errors.amax(-1) - errors.amin(-1)).max())
         self.noise = max(self.noise, 4 * spread)
         return True
-
-
-def _add_lora(model: PreTrainedModel, rank: int) -> Any:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=rank,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=model.name_or_path,
-    )
-    inject_adapter_in_model(config, model)
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # the adapter is trained in full precision on any base
-            parameter.data = parameter.data.float()
-    adapter.follow_model(model, model.dtype)
-    return config
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

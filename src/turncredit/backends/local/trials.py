@@ -3,7 +3,8 @@
 Rounding of the narrow formats grows with depth: through the 30 layers of SmolLM2-135M in bfloat16,
 two sound paths are apart by up to 0.17 of the spread of the logits, as far as some wrong ones.
 Through two layers sound ones are apart by 0.005 at most, and a position off by one moves them by
-0.03. So narrow formats are tried on two layers.
+0.03. So narrow formats are tried on two layers. A family's own cache is tried more roughly there:
+its formulas differ by more than rounding, and it is held to float32 in the tests.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from torch import nn
 
 from turncredit.backends.local.arena import Arena
 from turncredit.backends.local.cached import Chunk
+from turncredit.backends.local.own_cache import RowBytes
+from turncredit.backends.local.stacking import cache_bytes, joinable, joined
 
 if TYPE_CHECKING:  # a policy tries itself
     from turncredit.backends.local.policy import Policy
 
-_FEW = 2  # layers
-_NEARLY = 0.02  # of the spread
+_FEW = 2  # layers, and as many more as it takes to have one of full attention
+FULL = "full_attention"
+_NEARLY, _ROUGHLY = 0.02, 0.1  # of the spread
+_ATTEMPTS = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, ValueError)
 
 
 @contextmanager
@@ -33,17 +38,19 @@ def measurable(policy: Policy) -> Iterator[None]:
     if policy.exact or not isinstance(whole, nn.ModuleList):
         yield
         return
-    body.layers = whole[:_FEW]
+    kinds = getattr(policy.model.config.get_text_config(), "layer_types", None) or [FULL]
+    first = kinds.index(FULL) if FULL in kinds else 0
+    body.layers = whole[: max(_FEW, first + 1)]
     try:
         yield
     finally:
         body.layers = whole
 
 
-def nearly_alike(found: torch.Tensor, want: torch.Tensor) -> bool:
+def nearly_alike(found: torch.Tensor, want: torch.Tensor, bound: float = _NEARLY) -> bool:
     """Vectors (..., V) differ by little more than the rounding of a narrow format."""
     spread = (want - want.mean(-1, keepdim=True)).norm(dim=-1)
-    return bool(((found - want).norm(dim=-1) < _NEARLY * spread).all())
+    return bool(((found - want).norm(dim=-1) < bound * spread).all())
 
 
 def some_rows(vocabulary: int, *lengths: int) -> list[list[int]]:
@@ -65,3 +72,38 @@ def stepped(policy: Policy, rows: list[list[int]], cut: tuple[int, int]) -> list
     near = policy.logits(policy.step(Chunk(rest, starts, places), arena))
     arena.copy(0, 9, cut[1])
     return [near, policy.logits(policy.step(Chunk(rest, starts, [2, 9]), arena))]
+
+
+@torch.no_grad()
+def own_row_bytes(policy: Policy) -> RowBytes | None:
+    """What a row takes of the family's own cache; None: it says something else than whole rows."""
+    rows = some_rows(policy.vocabulary, 150, 99)  # delta rules work on chunks of 64
+    try:
+        with measurable(policy):
+            want = torch.stack([policy.fresh_logits(row) for row in rows])
+            found = grown(policy, rows)
+            same = policy.same(found, want) if policy.exact else nearly_alike(found, want, _ROUGHLY)
+        if not same:
+            return None
+        sizes = []
+        for row in rows:
+            cache = policy.fresh_cache()
+            policy.extend([row], [0], cache)
+            sizes.append(cache_bytes(cache))
+    except _ATTEMPTS:
+        return None
+    per_token = (sizes[0] - sizes[1]) / (len(rows[0]) - len(rows[1]))
+    return RowBytes(sizes[0] - per_token * len(rows[0]), per_token)
+
+
+def grown(policy: Policy, rows: list[list[int]]) -> torch.Tensor:
+    """Last logits (2, V) of two rows run in pieces, together at the end where that can be done."""
+    caches = [policy.fresh_cache() for _ in rows]
+    for row, cache in zip(rows, caches, strict=True):
+        policy.extend([row[:70]], [0], cache)
+        policy.extend([row[70:-1]], [70], cache)
+    last, stored = [row[-1:] for row in rows], [len(row) - 1 for row in rows]
+    if joinable(caches):
+        return policy.logits(policy.extend(last, stored, joined(caches)))
+    apart = zip(last, stored, caches, strict=True)
+    return policy.logits(torch.cat([policy.extend([x], [n], c) for x, n, c in apart]))

@@ -1,0 +1,299 @@
+"""Families with a cache of their own: what was read is not read again, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import tiny_models
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turncredit.backends.local import Config, create
+from turncredit.backends.local.backend import LocalBackend
+from turncredit.backends.local.policy import Policy
+from turncredit.backends.local.stacking import cache_bytes, copied, joinable, joined, parted
+from turncredit.core.errors import BackendError
+from turncredit.core.protocols import SamplingParams
+
+PROMPT = list(range(5, 85))
+BOUND = 5e-4  # nats a token: see `policy._OWN_NOISE`
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3_5": ("Qwen3_5TextConfig", DELTA),
+    "Qwen3Next": ("Qwen3NextConfig", {**DELTA, **EXPERTS}),
+    "Mistral": ("MistralConfig", {"sliding_window": 8}),
+    "Gemma3": ("Gemma3TextConfig", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "Cohere2": ("Cohere2Config", {"sliding_window": 8, "logit_scale": 1.0}),
+}
+
+
+def network(family: str, vocabulary: int = 300, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    kind, own = FAMILIES[family]
+    config = getattr(transformers, kind)(
+        **{
+            "vocab_size": vocabulary,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "initializer_range": 0.2,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **own,
+            **changes,
+        }
+    )
+    return getattr(transformers, family + "ForCausalLM")(config).eval()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("hybrid"), "Qwen3_5")
+
+
+def write(where: Path, family: str) -> str:
+    words = tiny_models.tokenizer()
+    network(family, len(words)).save_pretrained(where)
+    words.save_pretrained(where)
+    return str(where)
+
+
+def backend(folder: str, **changes: Any) -> LocalBackend:
+    return create(Config(base_model=folder, lora_rank=2, threads=1, **changes))
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def live(client: Any) -> dict[Any, Any]:
+    return client._engine.decoder._own._live
+
+
+async def trajectory(client: Any, member: int, turns: int = 3) -> tuple[list[int], list[float]]:
+    """Turns after ever longer prompts; returns ids, and the sampled log-probs by place."""
+    ids, said = [*PROMPT, 7], [float("nan")] * (len(PROMPT) + 1)
+    for k in range(turns):
+        params = SamplingParams(max_tokens=3 + (member + k) % 4, seed=100 * member + k)
+        (sample,) = (await client.sample(ids, params=params)).samples
+        observation = [9 + (member + 3 * k + i) % 200 for i in range(4 + member % 3)]
+        ids = [*ids, *sample.tokens, *observation]
+        said += [*sample.logprobs, *[float("nan")] * len(observation)]
+    return ids, said
+
+
+async def group(client: Any, size: int = 6) -> list[tuple[list[int], list[float]]]:
+    return await asyncio.gather(*(trajectory(client, m) for m in range(size)))
+
+
+def test_turns_equal_a_fresh_pass_and_read_each_token_once(folder: str) -> None:
+    async def work() -> None:
+        made = backend(folder)
+        client = await made.create_sampling_client()
+        assert not client._engine.policy.cached
+        played = await group(client)
+        usage = made.usage()
+        for ids, said in played:
+            scores = (await client.compute_logprobs(ids)).logprobs
+            sampled = np.isfinite(said)
+            np.testing.assert_allclose(np.array(said)[sampled], scores[sampled], atol=BOUND)
+        # The prompt once, then what each member added, but for its last observation, and but for
+        # the last token of each action where the trajectory ended with it.
+        assert usage.cached
+        assert usage.cached >= 5 * (len(PROMPT) + 1)
+        assert usage.prefill < 2 * len(PROMPT) + 6 * 2 * 8
+
+    run(work())
+
+
+def test_ids_depend_on_nothing_but_seeds(folder: str) -> None:
+    async def play(together: bool, **changes: Any) -> list[list[int]]:
+        client = await backend(folder, **changes).create_sampling_client()
+        if together:
+            return [ids for ids, _ in await group(client)]
+        return [(await trajectory(client, m))[0] for m in range(6)]
+
+    alone = run(play(together=False))
+    assert run(play(together=True)) == alone
+    assert run(play(together=True, max_batch=2)) == alone
+    assert run(play(together=True, reuse_prefixes=False)) == alone
+    assert len({tuple(ids) for ids in alone}) == 6
+
+
+def test_a_small_budget_is_kept_and_changes_no_id(hybrid: str) -> None:
+    async def play(gib: float) -> tuple[list[list[int]], int]:
+        client = await backend(hybrid, cache_gib=gib).create_sampling_client()
+        played = asyncio.create_task(group(client))
+        most = 0
+        while not played.done():
+            await asyncio.sleep(0)
+            if own := client._engine.decoder._own:
+                caches = [c for c in own._live.values() if c] + [
+                    k.cache for k in own._kept.values()
+                ]
+                held = sum(map(cache_bytes, caches))
+                most = max(most, held + (cache_bytes(own._joint) if own._joint else 0))
+        return [ids for ids, _ in await played], most
+
+    roomy, many = run(play(1.0))
+    row = 6144 + 128 * 130
+    tight, few = run(play(2.5 * row / 2**30))
+    assert tight == roomy
+    assert few <= 2.5 * row < many
+
+
+def test_what_never_fits_is_refused_alone(hybrid: str) -> None:
+    async def work() -> None:
+        client = await backend(
+            hybrid, cache_gib=(6144 + 128 * 100) / 2**30
+        ).create_sampling_client()
+        fits = client.sample(PROMPT, params=SamplingParams(max_tokens=20))
+        large = client.sample(PROMPT, params=SamplingParams(max_tokens=21))
+        found = await asyncio.gather(fits, large, return_exceptions=True)
+        assert isinstance(found[1], BackendError)
+        assert not isinstance(found[0], BaseException)
+        assert len(found[0].samples[0].tokens) == 20
+        assert "Raise --cache-gib" in str(found[1])
+
+    run(work())
+
+
+def test_a_pass_that_fails_leaves_nothing_to_go_on_from(
+    hybrid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = Policy.extend
+
+    def torn(self: Policy, ids: Any, stored: Any, cache: Any) -> torch.Tensor:
+        out = extend(self, ids, stored, cache)
+        if len(ids) > 1:
+            raise RuntimeError("out of memory")
+        return out
+
+    async def work() -> None:
+        client = await backend(hybrid).create_sampling_client()
+        calm = await group(client)
+        with monkeypatch.context() as broken:
+            broken.setattr(Policy, "extend", torn)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                await group(client)
+        assert not live(client)
+        assert [ids for ids, _ in await group(client)] == [ids for ids, _ in calm]
+
+    run(work())
+
+
+def test_a_cancelled_call_disturbs_no_other(hybrid: str) -> None:
+    async def work() -> None:
+        client = await backend(hybrid).create_sampling_client()
+        alone = await trajectory(client, 0)
+        params = SamplingParams(max_tokens=40, seed=9)
+        other = asyncio.create_task(client.sample(PROMPT, params=params))
+        again = asyncio.create_task(trajectory(client, 0))
+        for _ in range(12):
+            await asyncio.sleep(0)
+        other.cancel()
+        assert (await again)[0] == alone[0]
+        assert not live(client)
+
+    run(work())
+
+
+def test_weights_that_changed_go_on_from_no_old_state(hybrid: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        client = await backend(hybrid).create_training_client(seed=0, save_dir=str(tmp_path))
+        old = await client.save_weights_and_get_sampling_client()
+        await trajectory(old, 0)
+        torch.manual_seed(1)
+        for tensor in client._trainer.weights.values():
+            tensor.data += 0.3 * torch.randn_like(tensor)
+        new = await client.save_weights_and_get_sampling_client()
+        ids, said = await trajectory(new, 0)
+        scores = (await new.compute_logprobs(ids)).logprobs
+        sampled = np.isfinite(said)
+        np.testing.assert_allclose(np.array(said)[sampled], scores[sampled], atol=BOUND)
+
+    run(work())
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return Policy(network("Qwen3_5"), lora_rank=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4))
+@torch.no_grad()
+def test_together_and_apart_again_is_the_same(policy: Policy, lengths: list[int]) -> None:
+    caches = []
+    for seed, length in enumerate(lengths):
+        cache = policy.fresh_cache()
+        policy.extend([[(3 * i + seed) % 300 for i in range(length)]], [0], cache)
+        caches.append(cache)
+    copies = [copied(cache) for cache in caches]
+    assert joinable(copies)
+    joint = joined(copies)
+    total = sum(map(cache_bytes, caches))
+    assert cache_bytes(joint) >= total
+    for one, other, length in zip(caches, parted(joint, lengths), lengths, strict=True):
+        assert cache_bytes(one) == cache_bytes(other)
+        for a, b in zip(one.layers, other.layers, strict=True):
+            for name, value in vars(a).items():
+                if isinstance(value, torch.Tensor):
+                    assert torch.equal(value, getattr(b, name))
+        states = [policy.extend([[5]], [length], cache) for cache in (one, other)]
+        torch.testing.assert_close(*states)
+
+
+@torch.no_grad()
+def test_windows_at_other_places_are_not_brought_together() -> None:
+    policy = Policy(network("Mistral"), lora_rank=0)
+    caches = [policy.fresh_cache() for _ in range(3)]
+    for length, cache in zip((20, 20, 21), caches, strict=True):
+        policy.extend([list(range(length))], [0], cache)
+    assert joinable(caches[:2])
+    assert not joinable(caches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_that_forgets_is_not_used(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = Policy.extend
+
+    def forgets(self: Policy, ids: Any, stored: Any, cache: Any) -> torch.Tensor:
+        return extend(self, ids, stored, self.fresh_cache() if len(ids[0]) == 1 else cache)
+
+    deep = {"num_hidden_layers": 12}
+    assert Policy(network("Qwen3_5", **deep).to(dtype), lora_rank=0).row_bytes
+    monkeypatch.setattr(Policy, "extend", forgets)
+    assert Policy(network("Qwen3_5", **deep).to(dtype), lora_rank=0).row_bytes is None
