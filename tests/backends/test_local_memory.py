@@ -71,7 +71,10 @@ def test_what_fits_is_known_before_anything_is_loaded(folder: str, tmp_path: Pat
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"model_type": "mistral", "sliding_window": 64, "architectures": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert longest(windowed) is None  # its rows are never cached
+    assert longest(windowed) is None  # its cache does not grow for ever
+    config |= {"model_type": "cohere2", "layer_types": ["full_attention", "sliding_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert longest(windowed) == 2001
     assert longest("no-such/model-on-a-hub") is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,20 @@ def attends_fully(config: Any) -> bool:
         config: of a Transformers model.
     """
     text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    return _full_layers(text) == text.num_hidden_layers and not _windowed(text)
+
+
+def _full_layers(text: Any) -> int:
+    """Layers whose keys and values grow with every token."""
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        return 0 if _windowed(text) else text.num_hidden_layers
+    return list(kinds).count("full_attention")
+
+
+def _windowed(text: Any) -> bool:
     window = getattr(text, "sliding_window", None)
-    windowed = window is not None and getattr(text, "use_sliding_window", True)
-    return kinds == {"full_attention"} and not windowed
+    return window is not None and getattr(text, "use_sliding_window", True)
 
 
 def cache_shape(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
@@ -45,17 +56,19 @@ def cache_shape(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
 def longest_sample(config: Config, device: torch.device) -> int | None:
     """Tokens of the longest sequence that fits into the cache's budget, before anything is loaded.
 
-    None where nothing bounds it, or it cannot be told yet.
+    None where nothing bounds it, or it cannot be told yet. Of a hybrid the layers of full attention
+    are counted; what its other layers keep has one size, and comes on top.
     """
     folder = Path(resolve(config.base_model))
     try:
         model = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if not folder.is_dir() or not attends_fully(model):
+        growing = _full_layers(model.get_text_config())
+        if not folder.is_dir() or not growing:
             return None
         # The format hangs on the size of a model on the CPU alone.
         counted = config.dtype == "auto" and device.type == "cpu"
         dtype = choose_dtype(config, device, _parameters(model) if counted else 0)
-        shape = cache_shape(model, dtype, device)
+        shape = replace(cache_shape(model, dtype, device), layers=growing)
     except _UNTOLD:  # whoever loads the model says what is wrong
         return None
     return int(config.cache_gib * 2**30) // shape.bytes_per_token
