@@ -253,3 +253,18 @@ def test_nothing_is_sampled_with_impossible_numbers(wrong: dict[str, Any]) -> No
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Config(**wrong)
+
+
+@pytest.mark.parametrize("temperature", [1e-36, 1e-38, 1e-45, 1e-300, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 1e-9])
+def test_the_coldest_temperatures_are_greedy(temperature: float, top_p: float) -> None:
+    logits = torch.tensor([[-3.0, 0.5, 9.0, 8.0]])
+    draw = Draw(seeds=[1], positions=[0], temperature=[temperature], top_p=[top_p])
+    assert choose(logits, draw, tolerance=0.0)[0].tolist() == [2]
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e38, 1e300])
+def test_the_hottest_temperatures_draw_from_all_tokens(temperature: float) -> None:
+    logits = torch.tensor([[-3.0, 0.5, 9.0, 8.0]]).expand(64, 4)
+    draw = Draw(list(range(64)), [0] * 64, [temperature] * 64, [1.0] * 64)
+    assert set(choose(logits, draw, tolerance=0.0)[0].tolist()) == {0, 1, 2, 3}

@@ -25,8 +25,17 @@ def attends_fully(config: Any) -> bool:
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     window = getattr(text, "sliding_window", None)
-    windowed = window is not None and getattr(text, "use_sliding_window", True)
-    return kinds == {"full_attention"} and not windowed
+    if kinds == {"full_attention"} and not getattr(text, "use_sliding_window", True):
+        return True
+    if window is None:
+        return kinds == {"full_attention"}
+    return kinds <= {"full_attention", "sliding_attention"} and not cuts_off(window, config)
+
+
+def cuts_off(window: int, config: Any) -> bool:
+    """A window of so many tokens hides some of the longest row (Phi-4-mini's is twice as long)."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return longest is None or window < longest
 
 
 def cache_shape(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:

@@ -69,7 +69,8 @@ class Policy:
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
         self.size = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
-        self.size += head.weight.numel() if model.config.tie_word_embeddings else 0
+        tied = head.weight is model.get_input_embeddings().weight
+        self.size += head.weight.numel() if tied else 0
         self._lean_sets: list[tuple[Mapping[str, torch.Tensor] | None, Lean]] = []
         self._mounted: Mapping[str, torch.Tensor] | None = None
         self._may_be_lean = False
@@ -77,7 +78,7 @@ class Policy:
         self.cached = self._probe()
         self._may_be_lean = lean and self._leans()
         self.lora_rank = lora_rank
-        self.peft_config = _add_lora(model, lora_rank) if lora_rank else None
+        self.peft_config = adapter.add_lora(model, lora_rank) if lora_rank else None
         if not lora_rank:
             model.requires_grad_(True)
         lighten(model)
@@ -243,15 +244,12 @@ class Policy:
         """Try our attention and cache against the family's own forward pass.
 
         Raises:
-            ConfigError: the family changes its logits after the head (scaling, soft-capping).
+            ConfigError: the family changes its logits after the head (scaling, soft-capping), or
+                cannot be run as a body and a head at all.
         """
         rows = trials.some_rows(self.vocabulary, 12, 9)
         with trials.measurable(self):
-            want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
-            if not self._same(self.logits(self.full(rows[:1])[0]), want):
-                raise ConfigError(
-                    f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
-                )
+            want = self._own_logits(rows[:1])
             original = self.model.config._attn_implementation or "sdpa"
             if attends_fully(self.model.config):
                 self.model.set_attn_implementation(attention.NAME)
@@ -260,11 +258,29 @@ class Policy:
                 self.model.set_attn_implementation(original)
         return False
 
+    def _own_logits(self, rows: list[list[int]]) -> torch.Tensor:
+        """The family's own (T, V), which our way through its parts has to give, too."""
+        family, ids = type(self.model).__name__, self._padded(rows)
+        try:
+            want = self.model(input_ids=ids).logits[0].float()
+            found = self.logits(self.full(rows)[0])
+        except torch.OutOfMemoryError:
+            raise
+        except trials.UNFIT as error:
+            raise ConfigError(
+                f"{family} is unsupported ({type(error).__name__}: {error})"
+            ) from error
+        if not self._same(found, want) or not trials.ends_with_head(self, ids):
+            raise ConfigError(f"{family} changes its logits after the LM head: unsupported")
+        return want
+
     def _agrees(self, rows: list[list[int]], want: torch.Tensor) -> bool:
         try:
             full = self.logits(self.full(rows)[0])
             near, apart = trials.stepped(self, rows, (5, 8))
-        except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
+        except torch.OutOfMemoryError:
+            raise
+        except trials.UNFIT:
             return False
         return self._same(torch.stack([full[-1], near[0], apart[0]]), want)
 
@@ -278,24 +294,6 @@ class Policy:
         spread = float((errors.amax(-1) - errors.amin(-1)).max())
         self.noise = max(self.noise, 4 * spread)
         return True
-
-
-def _add_lora(model: PreTrainedModel, rank: int) -> Any:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=rank,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=model.name_or_path,
-    )
-    inject_adapter_in_model(config, model)
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # the adapter is trained in full precision on any base
-            parameter.data = parameter.data.float()
-    adapter.follow_model(model, model.dtype)
-    return config
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

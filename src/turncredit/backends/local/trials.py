@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,8 +21,11 @@ from turncredit.backends.local.cached import Chunk
 if TYPE_CHECKING:  # a policy tries itself
     from turncredit.backends.local.policy import Policy
 
+# What a family raises that cannot be run in one of our ways; torch's operations raise the fourth.
+UNFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _FEW = 2  # layers
 _NEARLY = 0.02  # of the spread
+_LARGE = 100.0  # logits beyond those of any model
 
 
 @contextmanager
@@ -38,6 +41,29 @@ def measurable(policy: Policy) -> Iterator[None]:
         yield
     finally:
         body.layers = whole
+
+
+@torch.no_grad()
+def ends_with_head(policy: Policy, ids: torch.Tensor) -> bool:
+    """What the head gives are the family's logits, to the last bit.
+
+    Large ones are put in its place: a soft cap at 30 changes small logits by less than they are
+    rounded by, and those of a sure model by nats.
+    """
+    given: list[torch.Tensor] = []
+
+    def replaced(_head: object, _input: object, logits: torch.Tensor) -> torch.Tensor:
+        ramp = torch.linspace(-_LARGE, _LARGE, logits.shape[-1], device=logits.device)
+        given.append(ramp.to(logits.dtype).expand_as(logits))
+        return given[-1].clone()
+
+    head: Any = policy.model.get_output_embeddings()
+    hook = head.register_forward_hook(replaced)
+    try:
+        said = policy.model(input_ids=ids).logits
+    finally:
+        hook.remove()
+    return all(torch.equal(logits.to(said.dtype), said) for logits in given)
 
 
 def nearly_alike(found: torch.Tensor, want: torch.Tensor) -> bool:

@@ -1,0 +1,148 @@
+"""What each family of models gets: which passes, and words where it is slow or cannot be run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from tiny_models import model
+
+from turncredit.backends.local import passes
+from turncredit.backends.local.kernels import FLASH_CPU, Kernel
+from turncredit.backends.local.passes import Passes, agrees
+from turncredit.backends.local.policy import Policy
+from turncredit.core.errors import ConfigError
+
+FORMATS = [torch.float32, torch.bfloat16]
+ROW = [(5 * i * i + 3) % 120 for i in range(40)]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 30.0, "initializer_range": 0.05}),
+        ("Granite", {"logits_scaling": 1.01}),
+        ("Cohere", {"logit_scale": 1.01}),
+    ],
+)
+def test_logits_that_are_changed_a_little_after_the_head_are_refused(
+    family: str, change: dict[str, Any], dtype: torch.dtype
+) -> None:
+    made = model(family, pad_token_id=0, eos_token_id=1, **change).to(dtype)
+    with pytest.raises(ConfigError, match=f"{family}ForCausalLM changes its logits after"):
+        Policy(made, lora_rank=2)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_an_mlp_that_multiplies_besides_is_left_to_its_module(dtype: torch.dtype) -> None:
+    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+    settings: dict[str, Any] = {**sizes, "pad_token_id": 0, "eos_token_id": 1}
+    made = model("FalconH1", mlp_multipliers=[0.5, 2.0], **settings).to(dtype)
+    with torch.no_grad():
+        want = made(input_ids=torch.tensor([ROW])).logits[0].float()
+        policy = Policy(made, lora_rank=0)
+        found = policy.logits(policy.full([ROW])[0])
+    torch.testing.assert_close(found, want, atol=1e-4 if policy.exact else 0.1, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("family", ["Olmo", "Bloom", "XGLM"])
+def test_families_of_another_make_give_their_own_numbers(family: str, dtype: torch.dtype) -> None:
+    """No factors in a norm; positions that are not told; masks of its own."""
+    made = model(family, d_model=32, pad_token_id=0, eos_token_id=1).to(dtype)
+    with torch.no_grad():
+        want = made(input_ids=torch.tensor([ROW])).logits[0].float()
+    policy = Policy(made, lora_rank=0)
+    assert policy.cached == (family == "Olmo")
+    with torch.no_grad():
+        found = policy.logits(policy.full([ROW])[0])
+    torch.testing.assert_close(found, want, atol=1e-4 if policy.exact else 0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("ModernBertDecoder", "ModernBertDecoderForCausalLM is unsupported"),
+        ("Mamba", r"MambaForCausalLM takes no LoRA adapter .* --lora-rank 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_words(family: str, words: str) -> None:
+    made = model(family, pad_token_id=0, eos_token_id=1, cls_token_id=2, sep_token_id=3)
+    with pytest.raises(ConfigError, match=words):
+        Policy(made, lora_rank=2)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("Mistral", {}),
+        ("Phi3", {"pad_token_id": 0}),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+    ],
+)
+def test_a_window_as_long_as_the_longest_row_hides_nothing(
+    family: str, more: dict[str, Any]
+) -> None:
+    settings = {"max_position_embeddings": 64, **more}
+    policy = Policy(model(family, sliding_window=64, **settings), lora_rank=0)
+    assert policy.cached
+    assert Passes(policy).kernel
+    assert not Policy(model(family, sliding_window=63, **settings), lora_rank=0).cached
+
+
+# ── packs ────────────────────────────────────────────────────────────────────────────────────
+
+
+def sharp() -> Any:
+    """Attention as sure as that of trained models: gradients are rounded more than values."""
+    made = model("Llama", hidden_size=64, initializer_range=0.1, num_hidden_layers=8)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(6)
+    return made.bfloat16()
+
+
+def test_sharp_attention_in_bfloat16_keeps_its_packs() -> None:
+    assert Passes(Policy(sharp(), lora_rank=2)).kernel
+
+
+def test_wrong_packs_are_noticed_in_bfloat16() -> None:
+    def lost(*args: Any) -> Any:
+        grad_q, grad_k, grad_v = FLASH_CPU.backward(*args)
+        return torch.zeros_like(grad_q), grad_k, grad_v
+
+    def heavy(*args: Any) -> Any:
+        out, lse, aux = FLASH_CPU.forward(*args)
+        return out, lse + 0.5 * (not args[3]), aux
+
+    policy = Policy(sharp(), lora_rank=2)
+    assert not agrees(policy, Kernel("lost", FLASH_CPU.forward, lost))
+    assert not agrees(policy, Kernel("heavy", heavy, FLASH_CPU.backward))
+
+
+def test_who_trains_on_padded_rows_is_told() -> None:
+    policy = Policy(model("StableLm", pad_token_id=0, eos_token_id=1), lora_rank=0)
+    assert policy.cached
+    with pytest.warns(UserWarning, match="StableLmForCausalLM is scored and trained on padded"):
+        assert Passes(policy).kernel is None
+
+
+def test_memory_that_runs_out_during_a_trial_says_nothing_of_the_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    policy = Policy(model("Llama"), lora_rank=0)
+    monkeypatch.setattr(passes, "run_pack", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        _ = Passes(policy).kernel
+    monkeypatch.setattr(Policy, "step", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        Policy(model("Llama"), lora_rank=0)
