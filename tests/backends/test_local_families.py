@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tiny_models import model
 
 from turncredit.backends.local import passes
 from turncredit.backends.local.kernels import FLASH_CPU, Kernel
+from turncredit.backends.local.models import longest_row, positions
 from turncredit.backends.local.passes import Passes, agrees
 from turncredit.backends.local.policy import Policy
 from turncredit.core.errors import ConfigError
@@ -93,6 +95,29 @@ def test_a_window_as_long_as_the_longest_row_hides_nothing(
     assert policy.cached
     assert Passes(policy).kernel
     assert not Policy(model(family, sliding_window=63, **settings), lora_rank=0).cached
+
+
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0, 3.0, 2.0, 1.0],
+    "original_max_position_embeddings": 32,
+}
+
+
+def test_rows_end_where_all_their_positions_would_be_turned_otherwise(tmp_path: Path) -> None:
+    """In longer ones stored keys, and rows beside them, would be off by nats."""
+    old: dict[str, Any] = {"max_position_embeddings": 256, "original_max_position_embeddings": 32}
+    made = model("Phi3", pad_token_id=0, rope_parameters=LONGROPE, **old)
+    assert Policy(made, lora_rank=0).positions == 32
+    made.save_pretrained(tmp_path)
+    assert positions(str(tmp_path)) == 32
+    assert longest_row({**old, "rope_scaling": {"type": "su"}}) == 32
+    assert longest_row({**old, "rope_scaling": None}) == 256
+    assert longest_row({"max_position_embeddings": 16, "rope_parameters": LONGROPE}) == 16
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 32}
+    assert longest_row({"max_position_embeddings": 256, "rope_parameters": yarn}) == 256
 
 
 # ── packs ────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.noise import Draw, choose, gumbel
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import SamplingParams
 
@@ -235,6 +237,12 @@ def test_rows_beyond_the_models_positions_are_refused(folder: str) -> None:
         with pytest.raises(ConfigError, match="and 4 more"):
             await client.sample([1] * (longest - 3), params=SamplingParams(max_tokens=4))
         assert len((await client.compute_logprobs([1] * 9)).logprobs) == 9
+        for more in (0, 1):
+            mask = np.arange(longest + more) == longest + more - 1
+            row = Datum(tokens=1 + 0 * mask, logprobs=-1.0 * mask, advantages=1.0 * mask, mask=mask)
+            training = await backend(folder).create_training_client(seed=0, save_dir="")
+            with pytest.raises(ConfigError, match="does not fit") if more else nullcontext():
+                await training.forward_backward([row], loss_fn="ppo")
 
     run(work())
 

@@ -24,6 +24,7 @@ from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
 from turncredit.backends.local.lighter import lighten
 from turncredit.backends.local.memory import attends_fully, cache_shape
+from turncredit.backends.local.models import longest_row
 from turncredit.backends.local.packed import Layout
 from turncredit.core.errors import ConfigError
 
@@ -63,8 +64,7 @@ class Policy:
             raise ConfigError(f"{type(model).__name__} has no linear LM head")
         self._head = head
         self.vocabulary = head.weight.shape[0]
-        config: Any = model.config.get_text_config()
-        self.positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        self.positions = longest_row(model.config.get_text_config().to_dict()) or sys.maxsize
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
