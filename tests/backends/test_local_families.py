@@ -120,6 +120,19 @@ def test_rows_end_where_all_their_positions_would_be_turned_otherwise(tmp_path: 
     assert longest_row({"max_position_embeddings": 256, "rope_parameters": yarn}) == 256
 
 
+def test_what_begins_beyond_short_rows_is_left_to_the_module() -> None:
+    """Ministral 3 scales its queries from some length on; the lean pass does not."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0}
+    rope |= {"beta_slow": 1.0, "original_max_position_embeddings": 256, "mscale": 1.0}
+    settings: dict[str, Any] = {"max_position_embeddings": 1024, "pad_token_id": 0}
+    for beta, lean in ((0.0, True), (0.5, False)):
+        changed = {**rope, "llama_4_scaling_beta": beta, "mscale_all_dim": 1.0}
+        made = model("Ministral3", eos_token_id=1, rope_parameters=changed, **settings)
+        policy = Policy(made, lora_rank=0)
+        assert policy.cached
+        assert policy._may_be_lean == lean
+
+
 # ── packs ────────────────────────────────────────────────────────────────────────────────────
 
 

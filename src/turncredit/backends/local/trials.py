@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from turncredit.backends.local.arena import Arena
-from turncredit.backends.local.cached import Chunk
+from turncredit.backends.local.cached import Chunk, attend_causally
+from turncredit.backends.local.lean import Lean
 
 if TYPE_CHECKING:  # a policy tries itself
     from turncredit.backends.local.policy import Policy
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # a policy tries itself
 # What a family raises that cannot be run in one of our ways; torch's operations raise the fourth.
 UNFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _FEW = 2  # layers
+_MANY = 12  # tokens
+_FAR = 1_000_000  # positions, where a model names no last one
 _NEARLY = 0.02  # of the spread
 _LARGE = 100.0  # logits beyond those of any model
 
@@ -91,3 +94,22 @@ def stepped(policy: Policy, rows: list[list[int]], cut: tuple[int, int]) -> list
     near = policy.logits(policy.step(Chunk(rest, starts, places), arena))
     arena.copy(0, 9, cut[1])
     return [near, policy.logits(policy.step(Chunk(rest, starts, [2, 9]), arena))]
+
+
+def at_the_end(policy: Policy, lean: Lean) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (T, V) of a few tokens at the model's last positions: by the lean pass, and its own.
+
+    Ministral 3 scales queries beyond the length of its first rows, which no short row shows.
+    """
+    (row,) = some_rows(policy.vocabulary, _MANY)
+    end = min(policy.positions, _FAR)
+    ids = torch.tensor(row, device=policy.device)
+    positions = torch.arange(end - _MANY, end, device=policy.device)
+
+    def attend(_: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, *kv.chunk(2, dim=1)))
+        return attend_causally(query, key, value, lean.scale)[0].transpose(0, 1)
+
+    found = policy.logits(lean.hidden(ids, positions, attend))
+    want = policy.logits(policy.run(positions[None], None, input_ids=ids[None])[0])
+    return found, want
