@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 import tiny_models
 import torch
-import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiny_models import model
 from torch.nn.functional import scaled_dot_product_attention
 
 from turncredit.backends.local import Config, create, trials
@@ -32,29 +32,8 @@ from turncredit.backends.local.slots import Slot, Slots, as_bytes
 from turncredit.core.errors import BackendError
 from turncredit.core.protocols import SamplingParams
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 120,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 BF16_BOUND = 0.25  # nats a token, sampler against a full pass of the same bfloat16 weights
-
-
-def model(family: str, **changes: Any) -> Any:
-    """A random model of a family, biases and norms included."""
-    torch.manual_seed(0)
-    config = getattr(transformers, family + "Config")(**{**SIZES, **changes})
-    made = getattr(transformers, family + "ForCausalLM")(config).eval()
-    for name, parameter in made.named_parameters():
-        if "norm" in name or "bias" in name:
-            torch.nn.init.normal_(parameter, 1.0, 0.3)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -345,6 +345,8 @@ def test_rows_without_what_a_term_reads_are_refused(client: LocalTrainingClient)
     assert given is not None
     foreign = Distribution(given.ids + 10_000, given.logprobs)
     refused([replace(full[0], distribution=foreign)], "ppo+topk", "another model")
+    beyond = replace(full[0], tokens=full[0].tokens + 10_000)
+    refused([beyond], "ppo", "another tokenizer")
     wide = _distribution(np.random.default_rng(0), 16, 20, 5)
     refused([full[0], replace(full[1], distribution=wide)], "ppo+topk", "one number")
 

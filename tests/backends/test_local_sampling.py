@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from turncredit.backends.local import Config, create, trials
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.noise import Draw, choose, gumbel
 from turncredit.backends.local.policy import Policy
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import SamplingParams
 
@@ -225,6 +227,12 @@ def test_rows_beyond_the_models_positions_are_refused(folder: str) -> None:
         with pytest.raises(ConfigError, match="and 4 more"):
             await client.sample([1] * (longest - 3), params=SamplingParams(max_tokens=4))
         assert len((await client.compute_logprobs([1] * 9)).logprobs) == 9
+        for more in (0, 1):
+            mask = np.arange(longest + more) == longest + more - 1
+            row = Datum(tokens=1 + 0 * mask, logprobs=-1.0 * mask, advantages=1.0 * mask, mask=mask)
+            training = await backend(folder).create_training_client(seed=0, save_dir="")
+            with pytest.raises(ConfigError, match="does not fit") if more else nullcontext():
+                await training.forward_backward([row], loss_fn="ppo")
 
     run(work())
 
@@ -243,3 +251,18 @@ def test_nothing_is_sampled_with_impossible_numbers(wrong: dict[str, Any]) -> No
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Config(**wrong)
+
+
+@pytest.mark.parametrize("temperature", [1e-36, 1e-38, 1e-45, 1e-300, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 1e-9])
+def test_the_coldest_temperatures_are_greedy(temperature: float, top_p: float) -> None:
+    logits = torch.tensor([[-3.0, 0.5, 9.0, 8.0]])
+    draw = Draw(seeds=[1], positions=[0], temperature=[temperature], top_p=[top_p])
+    assert choose(logits, draw, tolerance=0.0)[0].tolist() == [2]
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e38, 1e300])
+def test_the_hottest_temperatures_draw_from_all_tokens(temperature: float) -> None:
+    logits = torch.tensor([[-3.0, 0.5, 9.0, 8.0]]).expand(64, 4)
+    draw = Draw(list(range(64)), [0] * 64, [temperature] * 64, [1.0] * 64)
+    assert set(choose(logits, draw, tolerance=0.0)[0].tolist()) == {0, 1, 2, 3}

@@ -6,16 +6,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 torch.set_num_threads(1)
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.2,
+}
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CORPUS = ["go to the cabinet 1 and open it", "take the mug from the shelf", "you see a desk"] * 3
+
+
+def model(family: str, **changes: Any) -> Any:
+    """A random model of a family, biases and norms included."""
+    torch.manual_seed(0)
+    config = getattr(transformers, family + "Config")(**{**SIZES, **changes})
+    made = getattr(transformers, family + "ForCausalLM")(config).eval()
+    for name, parameter in made.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(parameter, 1.0, 0.3)
+    return made
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

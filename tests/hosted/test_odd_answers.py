@@ -21,7 +21,7 @@ from turncredit.backends import tabular
 from turncredit.backends.hosted.faults import StateUncertain
 from turncredit.backends.selfcheck import example_prompt
 from turncredit.core.datum import Datum
-from turncredit.core.errors import TurncreditError
+from turncredit.core.errors import ConfigError, TurncreditError
 from turncredit.core.protocols import AdamParams, Sample, SamplingParams
 
 TOKENIZER = tabular.create(tabular.Config()).get_tokenizer()
@@ -127,6 +127,41 @@ def test_how_a_sample_ended_is_what_its_tokens_say(
     assert (found.tokens, found.stop_reason) == (tokens, meant)
 
 
+def test_tokens_that_cannot_have_been_counted_so_are_paid_in_full(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    """More found in a cache than was sent, or fewer sent than none: no limit was kept on them."""
+    with rehearsed(service, tmp_path) as made:
+        if made.name == "pytrio":
+            actor = made._service.actor
+            answer = actor._answer
+
+            async def counted(*args: Any) -> Any:
+                out = await answer(*args)
+                return {**out, "usage": {**out["usage"], "input_tokens": -1_000_000}}
+
+            actor._answer = counted
+        else:
+            sample = made.muscle.sample
+
+            async def cached(*args: Any, **given: Any) -> Any:
+                found = await sample(*args, **given)
+                return replace(found, usage=replace(found.usage, cached=1_000_000))
+
+            made.muscle.sample = cached  # type: ignore[method-assign]
+
+        async def main() -> None:
+            backend = _backend(made)
+            client = await backend.create_sampling_client()
+            await client.sample(PROMPT, params=PARAMS, num_samples=2)
+            used = backend.usage()
+            assert used.prefill >= len(PROMPT)
+            assert used.prefill + (used.cached or 0) == 2 * len(PROMPT)
+            await backend.aclose()
+
+        asyncio.run(main())
+
+
 # ── training ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -169,6 +204,34 @@ def test_an_update_that_is_answered_oddly_is_refused_and_counted(
                 assert backend.usage().trained >= made.used.trained
             finally:
                 await backend.aclose()
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: {"tokens": row.tokens + len(TOKENIZER)}, "another tokenizer"),
+        (lambda row: {"distill": row.advantages, "teacher": row.logprobs}, "fold them"),
+    ],
+    ids=["foreign ids", "weights that no term reads"],
+)
+def test_rows_are_refused_as_local_refuses_them(
+    service: ServiceName, change: Callable[[Datum], Any], words: str, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
+
+        async def main() -> None:
+            backend = _backend(made)
+            training = await backend.create_training_client(seed=0, save_dir="")
+            odd = replace(_row(), **change(_row()))
+            with pytest.raises(ConfigError, match=words):
+                await training.forward_backward([odd], loss_fn="ppo")
+            given = {"loss_fn": "ppo", "params": AdamParams(learning_rate=0.1)}
+            with pytest.raises(ConfigError, match=words):
+                await training.update([odd], **given)
+            assert made.used.trained == 0
+            await backend.aclose()
 
         asyncio.run(main())
 

@@ -158,3 +158,21 @@ def test_a_second_try_needs_room_of_its_own() -> None:
         asyncio.run(call(2))
     assert made.spent == 30
     ask_again()  # outside of all calls nobody minds
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.7])
+def test_a_limit_of_just_what_it_costs_is_enough(rate: float) -> None:
+    """The same amounts, added one by one, end above their sum in the last bit."""
+    price, each = Price(service="s", prefill=rate, sample=0.0, train=0.0), 333_333
+    meter = Meter()
+    made = Budget(price, price.of({"prefill": 7 * each}, 0.0), meter)
+
+    async def main() -> None:
+        for _ in range(7):
+            async with made.paid(Usage(prefill=each), "a call"):
+                meter.used += Usage(prefill=each)
+        with pytest.raises(BudgetReached):
+            async with made.paid(Usage(prefill=1), "one more"):
+                pass
+
+    asyncio.run(main())

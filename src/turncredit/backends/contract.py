@@ -73,13 +73,14 @@ def check_rows(data: Sequence[Datum], loss: LossSpec, vocabulary: int) -> None:
     Args:
         data: training rows.
         loss: what will be computed.
-        vocabulary: ids of a distribution lie below it.
+        vocabulary: all ids lie below it.
 
     Raises:
         ConfigError: names the row, the stream, and where it comes from.
     """
     widths: set[int] = set()
     for i, row in enumerate(data):
+        _check_ids(i, row, vocabulary)
         for term in loss.terms:
             _check_present(i, row, term)
             _check_numbers(i, row, term, vocabulary)
@@ -93,6 +94,14 @@ def check_rows(data: Sequence[Datum], loss: LossSpec, vocabulary: int) -> None:
             )
     if len(widths) > 1:
         raise ConfigError(f"distributions over {sorted(widths)} tokens in one call: use one number")
+
+
+def _check_ids(i: int, row: Datum, vocabulary: int) -> None:
+    if row.tokens.min() < 0 or row.tokens.max() >= vocabulary:
+        raise ConfigError(
+            f"row {i} has token ids {row.tokens.min()} to {row.tokens.max()}, the model has 0 to "
+            f"{vocabulary - 1}: they come from another tokenizer"
+        )
 
 
 def _check_present(i: int, row: Datum, term: str) -> None:

@@ -22,6 +22,7 @@ from turncredit.record.prices import Price
 
 # By how much at least the note is raised: a share of the limit, or of what is spent without one.
 _OF_LIMIT, _OF_SPENT = 0.001, 0.01
+_ROUNDING = 1e-9  # of the limit: the same amounts, added in another order
 _PREPAID: ContextVar[bool] = ContextVar("prepaid", default=False)
 
 
@@ -103,7 +104,7 @@ class Budget:
 
     def room(self, amount: float) -> bool:
         """So much more can be spent."""
-        return self.limit is None or self.spent + self._aside + amount <= self.limit
+        return self._keeps_within(self.spent + self._aside + amount)
 
     def check(self, amount: float, what: str) -> None:
         """Refuse what will probably not fit, before any of it is begun.
@@ -167,12 +168,15 @@ class Budget:
     async def _room_for(self, amount: float, what: str) -> None:
         while not self.room(amount):
             # Without the others it would not fit, either: no use waiting for them.
-            if not self._holders or self.limit is None or self.spent + amount > self.limit:
+            if not self._holders or not self._keeps_within(self.spent + amount):
                 raise self._reached(what, amount)
             if self._freed is None:
                 self._freed = asyncio.Event()
             self._freed.clear()
             await self._freed.wait()
+
+    def _keeps_within(self, amount: float) -> bool:
+        return self.limit is None or amount <= self.limit * (1 + _ROUNDING)
 
     def _reached(self, what: str, amount: float) -> BudgetReached:
         currency = self.price.currency if self.price else ""

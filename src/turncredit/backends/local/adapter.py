@@ -14,9 +14,15 @@ import torch
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from turncredit.core.errors import ConfigError
+
 
 def add_lora(model: PreTrainedModel, rank: int) -> Any:
-    """Put trainable adapters on all linear layers; returns PEFT's configuration of them."""
+    """Adapters of a rank in all linear layers, trained in float32; returns PEFT's description.
+
+    Raises:
+        ConfigError: the family takes none.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -26,7 +32,12 @@ def add_lora(model: PreTrainedModel, rank: int) -> Any:
         task_type="CAUSAL_LM",
         base_model_name_or_path=model.name_or_path,
     )
-    inject_adapter_in_model(config, model)
+    try:
+        inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise ConfigError(
+            f"{type(model).__name__} takes no LoRA adapter ({error}).   --lora-rank 0"
+        ) from error
     for parameter in model.parameters():
         if parameter.requires_grad:  # the adapter is trained in full precision on any base
             parameter.data = parameter.data.float()

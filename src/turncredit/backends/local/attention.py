@@ -16,9 +16,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from turncredit.backends.local.memory import cuts_off
+
 NAME = "turncredit"
 LAYOUT = "turncredit_layout"  # the argument that the body hands down to attention, for a pack
-_CHANGES_THE_RESULT = ("softcap", "s_aux", "sliding_window", "position_bias", "sinks")
+_CHANGES_THE_RESULT = ("softcap", "s_aux", "position_bias", "sinks")
 
 _places: ContextVar[torch.Tensor | None] = ContextVar("places", default=None)
 
@@ -67,6 +69,9 @@ def attend(
     for name in _CHANGES_THE_RESULT:
         if extra.get(name) is not None:
             raise NotImplementedError(name)
+    window = extra.get("sliding_window")
+    if window is not None and cuts_off(window, module.config):
+        raise NotImplementedError("sliding_window")
     layout = extra.get(LAYOUT)
     if layout is not None:
         return layout.attend(module.layer_idx, query, key, value, scaling), None

@@ -89,7 +89,7 @@ class Cached:
             wanted = q[at].transpose(0, 1)[None]
             if mask is None:  # nothing is stored before these tokens
                 key, value = (x[at].transpose(0, 1)[None] for x in (k, v))
-                seen = _attend_causally(wanted, key, value, self._scale)
+                seen = attend_causally(wanted, key, value, self._scale)
             else:
                 key, value = (x[row : row + 1, :, : mask.shape[-1]] for x in (keys, values))
                 seen = _attend(wanted, key, value, mask, self._scale)
@@ -131,9 +131,10 @@ def _attend(
     return out.reshape(batch, heads, length, width)
 
 
-def _attend_causally(
+def attend_causally(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> torch.Tensor:
+    """(B, Hq, T, d) over (B, Hkv, T, d) → (B, Hq, T, d)."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

@@ -178,10 +178,16 @@ class LocalTrainingClient:
         New log-probs are (T,) per row, NaN outside action tokens.
 
         Raises:
-            ConfigError: an unknown loss, term or setting, or a row without what a term reads.
+            ConfigError: an unknown loss, term or setting, a row without what a term reads, or one
+                that is longer than the model's positions.
         """
         loss = parse_loss(loss_fn, loss_fn_config)
         contract.check_rows(data, loss, self._engine.policy.vocabulary)
+        longest = max((len(row.tokens) for row in data), default=0)
+        if longest > (most := self._engine.policy.positions):
+            raise ConfigError(
+                f"a row of {longest} tokens does not fit into the {most} of this model"
+            )
         tally = Tally()
         logprobs: list[Array] = [np.zeros(0)] * len(data)
         for batch in self._trainer.micro_batches(data, self._config.batch_tokens):

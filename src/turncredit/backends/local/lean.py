@@ -179,6 +179,7 @@ def _is_llama_like(body: Any) -> bool:
     return (
         _children(body) == _BODY
         and all(_is_block(layer) for layer in body.layers)
+        and _is_norm(body.norm)
         and getattr(body.config, "hidden_act", "") in ("silu", "swish")
         and getattr(body.rotary_emb, "rope_type", "") in _ROPES
         and 2 * len(body.rotary_emb.inv_freq) == body.layers[0].self_attn.head_dim
@@ -190,9 +191,16 @@ def _is_block(layer: Any) -> bool:
         return False
     if _children(layer.self_attn) - _HEAD_NORMS != _ATTENTION:
         return False
+    if not all(_is_norm(part) for name, part in layer.named_modules() if name.endswith("norm")):
+        return False
     parts = [*layer.self_attn.named_children(), *layer.mlp.named_children()]
     matrices = [getattr(part, "base_layer", part) for name, part in parts if "proj" in name]
     return all(type(matrix) is nn.Linear for matrix in matrices)  # not a quantized one
+
+
+def _is_norm(layer: Any) -> bool:
+    """It has a factor per channel (OLMo's has none) and says its epsilon."""
+    return hasattr(layer, "weight") and hasattr(layer, "variance_epsilon")
 
 
 def _children(module: Any) -> set[str]:

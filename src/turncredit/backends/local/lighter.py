@@ -14,16 +14,19 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
+from turncredit.backends.local.trials import UNFIT
+
 
 def lighten(model: nn.Module) -> int:
     """Give the modules of a known form their light forward; returns how many got one."""
-    return sum(_lighter(module) for module in list(model.modules()))
+    dtype = getattr(model, "dtype", torch.float32)
+    return sum(_lighter(module, dtype) for module in list(model.modules()))
 
 
-def _lighter(module: Any) -> bool:
+def _lighter(module: Any, dtype: torch.dtype) -> bool:
     if _is_plain_lora(module):
         module.forward = _Lora(module)
-    elif _is_gated_mlp(module):
+    elif _is_gated_mlp(module, dtype):
         module.forward = _Gated(module)
     elif _is_plain_norm(module):
         module.forward = _Norm(module)
@@ -133,10 +136,23 @@ class _SiluTimes(torch.autograd.Function):
         return by_gate, silu(gate).mul_(grads[0])
 
 
-def _is_gated_mlp(module: Any) -> bool:
+@torch.no_grad()
+def _is_gated_mlp(module: Any, dtype: torch.dtype) -> bool:
+    """One that gives the numbers of `_Gated`: Falcon-H1 multiplies, DeepSeek-V4 clamps besides."""
     children = dict(module.named_children())
-    known = set(children) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
-    return known and type(children["act_fn"]).__name__ in ("SiLU", "SiLUActivation")
+    if set(children) != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return False
+    if type(children["act_fn"]).__name__ not in ("SiLU", "SiLUActivation"):
+        return False
+    width, device = module.gate_proj.in_features, next(module.parameters()).device
+    usual = torch.linspace(-2, 3, 2 * width, device=device).view(2, -1).to(dtype)
+    x = torch.cat([usual, 100 * usual])  # what is cut off shows where it is large
+    try:
+        want = module(x).float()
+    except UNFIT:  # it is called with more than this
+        return False
+    apart = (_Gated(module)(x).float() - want).norm(dim=-1)
+    return bool((apart <= (1e-2 if dtype.itemsize < 4 else 1e-5) * want.norm(dim=-1)).all())
 
 
 # ── normalisations ───────────────────────────────────────────────────────────────────────────

@@ -24,20 +24,28 @@ def attends_fully(config: Any) -> bool:
         config: of a Transformers model.
     """
     text = config.get_text_config()
-    return _full_layers(text) == text.num_hidden_layers and not _windowed(text)
-
-
-def _full_layers(text: Any) -> int:
-    """Layers whose keys and values grow with every token."""
-    kinds = getattr(text, "layer_types", None)
-    if kinds is None:
-        return 0 if _windowed(text) else text.num_hidden_layers
-    return list(kinds).count("full_attention")
-
-
-def _windowed(text: Any) -> bool:
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     window = getattr(text, "sliding_window", None)
-    return window is not None and getattr(text, "use_sliding_window", True)
+    if kinds == {"full_attention"} and not getattr(text, "use_sliding_window", True):
+        return True
+    if window is None:
+        return kinds == {"full_attention"}
+    return kinds <= {"full_attention", "sliding_attention"} and not cuts_off(window, config)
+
+
+def cuts_off(window: int, config: Any) -> bool:
+    """A window of so many tokens hides some of the longest row (Phi-4-mini's is twice as long)."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return longest is None or window < longest
+
+
+def _growing_layers(config: Any) -> int:
+    """Layers whose keys and values grow with every token."""
+    text = config.get_text_config()
+    if attends_fully(config):
+        return text.num_hidden_layers
+    kinds: list[str] = getattr(text, "layer_types", None) or []
+    return kinds.count("full_attention")
 
 
 def cache_shape(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
@@ -62,7 +70,7 @@ def longest_sample(config: Config, device: torch.device) -> int | None:
     folder = Path(resolve(config.base_model))
     try:
         model = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        growing = _full_layers(model.get_text_config())
+        growing = _growing_layers(model)
         if not folder.is_dir() or not growing:
             return None
         # The format hangs on the size of a model on the CPU alone.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from turncredit.core.errors import ConfigError, did_you_mean
 
 PACKAGE_DATA = Path(__file__).parents[2] / "data"
+_TURNED_BY_LENGTH = ("longrope", "su")
 KNOWN = {
     "household-tiny": "a small Llama trained on generated household games; shipped in the package",
     "smollm2-135m": "SmolLM2-135M-Instruct (Apache-2.0); turncredit models get smollm2-135m",
@@ -37,8 +40,25 @@ def positions(name: str) -> int | None:
     folder = Path(resolve(name))
     if not (folder / "config.json").is_file():
         return None
-    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    longest = found.get("max_position_embeddings")
+    return longest_row(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def longest_row(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest row of a model whose positions are turned as those of any other.
+
+    Longrope (Phi-3, Phi-4-mini) turns all positions of a row otherwise once it is longer than the
+    model's first rows were. Keys stored before would no longer fit, and what a row scores would
+    hang on the rows beside it.
+
+    Args:
+        config: of a Transformers model, as its file has it.
+    """
+    longest = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) in _TURNED_BY_LENGTH:
+        name = "original_max_position_embeddings"
+        found = [longest, config.get(name, rope.get(name))]
+        longest = min((n for n in found if isinstance(n, int)), default=None)
     return longest if isinstance(longest, int) else None
 
 

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+# Temperatures float32 can divide logits by: below, only the likeliest token is left; above, none is
+# likelier than another.
+_COLDEST, _HOTTEST = 1e-30, 1e30
 # Multipliers of the splitmix64 finaliser (Steele, Lea, Flood 2014), and what its shifts leave.
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -100,17 +103,18 @@ def choose(
     Returns:
         ids (B,), and (B,) True where the choice is doubtful.
     """
-    temperature = torch.tensor(draw.temperature, device=logits.device)[:, None]
+    warmth = [min(t, _HOTTEST) if t > _COLDEST else 0.0 for t in draw.temperature]
+    temperature = torch.tensor(warmth, device=logits.device)[:, None]
     noise = gumbel(draw.seeds, draw.positions, logits.shape[1], logits.device)
     # In units of logits, so that one tolerance serves every temperature; 0 is greedy.
     scores = noise.mul_(temperature).add_(logits)
-    if not all(t > 0 for t in draw.temperature):
+    if not all(warmth):
         scores = torch.where(temperature > 0, scores, logits)
     doubtful = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-    cut = [b for b, p in enumerate(draw.top_p) if p < 1 and draw.temperature[b] > 0]
+    cut = [b for b, p in enumerate(draw.top_p) if p < 1 and warmth[b] > 0]
     for b in cut:
         outside, near = _outside_nucleus(
-            logits[b] / draw.temperature[b], draw.top_p[b], tolerance / draw.temperature[b]
+            logits[b] / warmth[b], draw.top_p[b], tolerance / warmth[b]
         )
         scores[b, outside] = -torch.inf
         doubtful[b] = near

@@ -6,6 +6,7 @@ disagrees (recurrent layers, windows, an attention of its own) is run on padded 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ from turncredit.backends.local.policy import Policy
 
 Checkpointing = Literal["auto", "on", "off"]
 
-_ATTEMPTS = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, KeyError)
+# Shares of the largest number. In bfloat16 sound states are apart by 0.015 at most; of gradients,
+# rounded again on their way back, single numbers by 0.09 and the norm by 0.08 (sharp attention).
+# A lost gradient of the queries moves the norm by 0.2 and more.
+_EXACT, _NARROW, _NARROW_GRADIENT = 1e-3, 0.05, 0.15
 _MEASURED = (32, 96)  # tokens of the two passes that tell what a token's activations take
 
 
@@ -82,6 +86,12 @@ class Passes:
         if not self._tried:
             self._tried = True
             self._kernel = next((k for k in self._known() if agrees(self.policy, k)), None)
+            if self._kernel is None and self.policy.cached:  # else more was said at loading
+                warnings.warn(
+                    f"{type(self.policy.model).__name__} is scored and trained on padded rows: "
+                    "its attention takes no packs, so what rows share is computed for each",
+                    stacklevel=2,
+                )
         return self._kernel
 
     @property
@@ -244,7 +254,6 @@ def agrees(policy: Policy, kernel: Kernel) -> bool:
     """Packs with this kernel give the states and gradients of separate rows."""
     prefix, *tails = (_some_ids(policy, n, seed) for seed, n in enumerate((5, 4, 3, 2)))
     p, a, b = (len(x) for x in (prefix, *tails[:2]))
-    tolerance = 1e-3 if policy.exact else 0.05
     pack = Pack([Tree(prefix, tails[:2]), Tree([], [[*prefix, *tails[2]]])])
     stem, after = Stem(p), Pack([Tree([], tails[:2])], stem=p)
     try:
@@ -256,14 +265,21 @@ def agrees(policy: Policy, kernel: Kernel) -> bool:
             before = Pack([Tree([], [prefix])])
             run_pack(policy, before, Layout.of(before, kernel, keep=stem))
             later = run_pack(policy, after, Layout.of(after, kernel, stem=stem)).float()
-    except _ATTEMPTS:
+    except torch.OutOfMemoryError:
+        raise
+    except trials.UNFIT:
         return False
     states, gradient = (
         torch.cat([w[0], w[1, p : p + b], w[2, : p + len(tails[2])]]) for w in wanted
     )
     gradient[:p] += wanted[1][1, :p]  # what a shared token feeds adds up
-    pairs = [(found[0][0], states), (found[1][0], gradient), (later, states[p : p + a + b])]
-    return all(_close(x, y, tolerance) for x, y in pairs)
+    pairs = [(found[0][0], states), (later, states[p : p + a + b])]
+    if policy.exact:
+        return all(_close(x, y, _EXACT) for x, y in [*pairs, (found[1][0], gradient)])
+    apart = (found[1][0] - gradient).norm()
+    return all(_close(x, y, _NARROW) for x, y in pairs) and bool(
+        apart <= _NARROW_GRADIENT * gradient.norm()
+    )
 
 
 def _probed(

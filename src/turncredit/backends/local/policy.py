@@ -24,6 +24,7 @@ from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
 from turncredit.backends.local.lighter import lighten
 from turncredit.backends.local.memory import attends_fully, cache_shape
+from turncredit.backends.local.models import longest_row
 from turncredit.backends.local.packed import Layout
 from turncredit.core.errors import ConfigError
 
@@ -67,13 +68,13 @@ class Policy:
             raise ConfigError(f"{type(model).__name__} has no linear LM head")
         self._head = head
         self.vocabulary = head.weight.shape[0]
-        config: Any = model.config.get_text_config()
-        self.positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        self.positions = longest_row(model.config.get_text_config().to_dict()) or sys.maxsize
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.fingerprint = _fingerprint(model)
         self.size = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
-        self.size += head.weight.numel() if model.config.tie_word_embeddings else 0
+        tied = head.weight is model.get_input_embeddings().weight
+        self.size += head.weight.numel() if tied else 0
         self._lean_sets: list[tuple[Mapping[str, torch.Tensor] | None, Lean]] = []
         self._mounted: Mapping[str, torch.Tensor] | None = None
         self._may_be_lean = False
@@ -258,7 +259,7 @@ class Policy:
     @torch.no_grad()
     def _leans(self) -> bool:
         """The lean pass is made for this family, and says what the module says."""
-        if not (self.cached and self.exact and self._fused()):
+        if not (self.cached and self.exact and (lean := self._fused())):
             return False
         self._may_be_lean = True
         rows = trials.some_rows(self.vocabulary, 150, 99)
@@ -266,11 +267,13 @@ class Policy:
         want = torch.stack([full[0, -1], full[1, 98]])
         try:
             found = [*trials.stepped(self, rows, (70, 5)), *trials.stepped(self, rows, (149, 98))]
+            far, wanted = trials.at_the_end(self, lean)
         except (NotImplementedError, RuntimeError):  # a device that lacks one of its operations
             return False
         finally:
             self._lean_sets.clear()
-        return self.same(torch.stack(found), want)
+        alike = bool((far - wanted).abs().max() < _ALIKE)
+        return alike and self.same(torch.stack(found), want)
 
     def _padded(self, rows: list[list[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
@@ -281,15 +284,12 @@ class Policy:
         """Try our attention and cache against the family's own forward pass.
 
         Raises:
-            ConfigError: the family changes its logits after the head (scaling, soft-capping).
+            ConfigError: the family changes its logits after the head (scaling, soft-capping), or
+                cannot be run as a body and a head at all.
         """
         rows = trials.some_rows(self.vocabulary, 12, 9)
         with trials.measurable(self):
-            want = self.model(input_ids=self._padded(rows[:1])).logits[0].float()
-            if not self.same(self.logits(self.full(rows[:1])[0]), want):
-                raise ConfigError(
-                    f"{type(self.model).__name__} changes its logits after the LM head: unsupported"
-                )
+            want = self._own_logits(rows[:1])
             original = self.model.config._attn_implementation or "sdpa"
             if attends_fully(self.model.config):
                 self.model.set_attn_implementation(attention.NAME)
@@ -298,11 +298,29 @@ class Policy:
                 self.model.set_attn_implementation(original)
         return False
 
+    def _own_logits(self, rows: list[list[int]]) -> torch.Tensor:
+        """The family's own (T, V), which our way through its parts has to give, too."""
+        family, ids = type(self.model).__name__, self._padded(rows)
+        try:
+            want = self.model(input_ids=ids).logits[0].float()
+            found = self.logits(self.full(rows)[0])
+        except torch.OutOfMemoryError:
+            raise
+        except trials.UNFIT as error:
+            raise ConfigError(
+                f"{family} is unsupported ({type(error).__name__}: {error})"
+            ) from error
+        if not self.same(found, want) or not trials.ends_with_head(self, ids):
+            raise ConfigError(f"{family} changes its logits after the LM head: unsupported")
+        return want
+
     def _agrees(self, rows: list[list[int]], want: torch.Tensor) -> bool:
         try:
             full = self.logits(self.full(rows)[0])
             near, apart = trials.stepped(self, rows, (5, 8))
-        except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
+        except torch.OutOfMemoryError:
+            raise
+        except trials.UNFIT:
             return False
         return self.same(torch.stack([full[-1], near[0], apart[0]]), want)
 

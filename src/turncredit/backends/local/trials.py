@@ -11,23 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from turncredit.backends.local.arena import Arena
-from turncredit.backends.local.cached import Chunk
+from turncredit.backends.local.cached import Chunk, attend_causally
+from turncredit.backends.local.lean import Lean
 from turncredit.backends.local.own_cache import RowBytes
 from turncredit.backends.local.stacking import cache_bytes, joinable, joined
 
 if TYPE_CHECKING:  # a policy tries itself
     from turncredit.backends.local.policy import Policy
 
+# What a family raises that cannot be run in one of our ways; torch's operations raise the fourth.
+UNFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _FEW = 2  # layers, and as many more as it takes to have one of full attention
-FULL = "full_attention"
+_FULL = "full_attention"
+_MANY = 12  # tokens
+_FAR = 1_000_000  # positions, where a model names no last one
 _NEARLY, _ROUGHLY = 0.02, 0.1  # of the spread
-_ATTEMPTS = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, ValueError)
+_LARGE = 100.0  # logits beyond those of any model
 
 
 @contextmanager
@@ -38,13 +43,36 @@ def measurable(policy: Policy) -> Iterator[None]:
     if policy.exact or not isinstance(whole, nn.ModuleList):
         yield
         return
-    kinds = getattr(policy.model.config.get_text_config(), "layer_types", None) or [FULL]
-    first = kinds.index(FULL) if FULL in kinds else 0
+    kinds = getattr(policy.model.config.get_text_config(), "layer_types", None) or [_FULL]
+    first = kinds.index(_FULL) if _FULL in kinds else 0
     body.layers = whole[: max(_FEW, first + 1)]
     try:
         yield
     finally:
         body.layers = whole
+
+
+@torch.no_grad()
+def ends_with_head(policy: Policy, ids: torch.Tensor) -> bool:
+    """What the head gives are the family's logits, to the last bit.
+
+    Large ones are put in its place: a soft cap at 30 changes small logits by less than they are
+    rounded by, and those of a sure model by nats.
+    """
+    given: list[torch.Tensor] = []
+
+    def replaced(_head: object, _input: object, logits: torch.Tensor) -> torch.Tensor:
+        ramp = torch.linspace(-_LARGE, _LARGE, logits.shape[-1], device=logits.device)
+        given.append(ramp.to(logits.dtype).expand_as(logits))
+        return given[-1].clone()
+
+    head: Any = policy.model.get_output_embeddings()
+    hook = head.register_forward_hook(replaced)
+    try:
+        said = policy.model(input_ids=ids).logits
+    finally:
+        hook.remove()
+    return all(torch.equal(logits.to(said.dtype), said) for logits in given)
 
 
 def nearly_alike(found: torch.Tensor, want: torch.Tensor, bound: float = _NEARLY) -> bool:
@@ -74,6 +102,25 @@ def stepped(policy: Policy, rows: list[list[int]], cut: tuple[int, int]) -> list
     return [near, policy.logits(policy.step(Chunk(rest, starts, [2, 9]), arena))]
 
 
+def at_the_end(policy: Policy, lean: Lean) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (T, V) of a few tokens at the model's last positions: by the lean pass, and its own.
+
+    Ministral 3 scales queries beyond the length of its first rows, which no short row shows.
+    """
+    (row,) = some_rows(policy.vocabulary, _MANY)
+    end = min(policy.positions, _FAR)
+    ids = torch.tensor(row, device=policy.device)
+    positions = torch.arange(end - _MANY, end, device=policy.device)
+
+    def attend(_: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, *kv.chunk(2, dim=1)))
+        return attend_causally(query, key, value, lean.scale)[0].transpose(0, 1)
+
+    found = policy.logits(lean.hidden(ids, positions, attend))
+    want = policy.logits(policy.run(positions[None], None, input_ids=ids[None])[0])
+    return found, want
+
+
 @torch.no_grad()
 def own_row_bytes(policy: Policy) -> RowBytes | None:
     """What a row takes of the family's own cache; None: it says something else than whole rows."""
@@ -90,7 +137,9 @@ def own_row_bytes(policy: Policy) -> RowBytes | None:
             cache = policy.fresh_cache()
             policy.extend([row], [0], cache)
             sizes.append(cache_bytes(cache))
-    except _ATTEMPTS:
+    except torch.OutOfMemoryError:
+        raise
+    except UNFIT:
         return None
     per_token = (sizes[0] - sizes[1]) / (len(rows[0]) - len(rows[1]))
     return RowBytes(sizes[0] - per_token * len(rows[0]), per_token)

@@ -62,7 +62,7 @@ class PytrioSamplingClient:
         )
         usage = self._shared.count(  # whatever the answer is worth
             Usage(
-                prefill=found.input_tokens or len(ids) * num_samples,
+                prefill=max(found.input_tokens or 0, 0) or len(ids) * num_samples,
                 cached=None,
                 sampled=sum(len(each.tokens) for each in found.sequences),
                 requests=1,

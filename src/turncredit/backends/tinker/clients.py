@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from turncredit.backends import contract
 from turncredit.backends.hosted import uris
 from turncredit.backends.hosted.normalise import prescaled, prompt_logprobs
 from turncredit.backends.hosted.once import Once
@@ -119,6 +120,8 @@ class TinkerSamplingClient:
 
     def _count(self, response: Any, length: int, count: int) -> Usage:
         hits = int(response.prompt_cache_hit_tokens or 0)
+        if not 0 <= hits <= length:  # no such number is believed: nothing costs less than nothing
+            hits = 0
         return self._link.meter.add(
             Usage(
                 prefill=length - hits,
@@ -171,6 +174,7 @@ class TinkerTrainingClient:
             StateUncertain: whether the gradients are there is not known.
         """
         loss = readable_loss(loss_fn, loss_fn_config, self._link.reduction)
+        contract.check_rows(data, loss, self._link.vocabulary())
         if not data:
             return ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
         future = self._submit_pass(data, loss)
@@ -201,6 +205,7 @@ class TinkerTrainingClient:
             StateUncertain: whether both took effect is not known.
         """
         loss = readable_loss(loss_fn, loss_fn_config, self._link.reduction)
+        contract.check_rows(data, loss, self._link.vocabulary())
         if not data:
             none = ForwardBackwardOutput(logprobs=(), metrics={}, usage=Usage())
             return none, await self.optim_step(params)
