@@ -53,23 +53,23 @@ def _tokenizer_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 # ── a key ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train", "--recipe", "toy-agentopsd"],
-        ["sft", "--recipe", "toy-grpo"],
-        ["eval", "--env", "toy"],
-        ["check-backend"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_missing_key_is_said_first(
-    command: list[str],
+COMMANDS = [
+    ["train", "--recipe", "toy-agentopsd"],
+    ["sft", "--recipe", "toy-grpo"],
+    ["eval", "--env", "toy"],
+    ["check-backend"],
+]
+
+
+@pytest.fixture(params=COMMANDS, ids=lambda words: words[0])
+def keyless(
+    request: pytest.FixtureRequest,
     service: ServiceName,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> list[str]:
+    """A command on a service, where there is no key and no tokenizer may be looked for."""
+
     def asked(*_: object) -> object:
         raise AssertionError("a tokenizer was looked for")
 
@@ -78,11 +78,35 @@ def test_a_missing_key_is_said_first(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    name = [service] if command[0] == "check-backend" else ["--backend", service]
-    assert main([*command, *name]) == 2
+    words: list[str] = request.param
+    return [*words, *([service] if words[0] == "check-backend" else ["--backend", service])]
+
+
+def test_a_missing_key_is_said_first(
+    keyless: list[str],
+    service: ServiceName,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(keyless) == 2
     said = capsys.readouterr().err
     cure = {"pytrio": "trio login, or export PYTRIO_API_KEY=", "tinker": "export TINKER_API_KEY="}
     assert cure[service] in said.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("service", ["tinker"], indirect=True)
+def test_so_is_a_key_that_the_sdk_refuses(
+    keyless: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "s3cr3t-of-mine")
+    assert main(keyless) == 2
+    said = capsys.readouterr().err
+    assert "export TINKER_API_KEY=tml-..." in said.splitlines()[-1]
+    assert "s3cr3t" not in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -84,10 +84,10 @@ class TinkerBackend:
         return counts.abandoned, counts.abandoned_usage
 
     def check_key(self) -> None:
-        """Refuse to go on without a key.
+        """Refuse to go on without a key that the SDK takes.
 
         Raises:
-            AuthFailed: there is none.
+            AuthFailed: there is none, or it does not begin with `tml-`.
         """
         keys.check_key("tinker", self._address)
 
