@@ -126,8 +126,7 @@ class Supervised:
         if remark := self._accounts.keep_spending(self._folder):
             self._listener.note(remark)
         first = None if last else self._first_weights()
-        with stepping_back(self._folder, last):
-            await check_origins(self._parts.backend, self._folder, last, first=first)
+        await check_origins(self._parts.backend, self._folder, last, first=first)
         await self._probe(done)
         with stepping_back(self._folder, last):
             training = await self._parts.backend.create_training_client(
