@@ -30,7 +30,7 @@ from turncredit.backends.selfcheck import example_prompt
 from turncredit.cli.train import reopen
 from turncredit.core.errors import AlignmentError, BackendError, ConfigError, TurncreditError
 from turncredit.core.looks import Demand
-from turncredit.loop import forecast, forecast_run
+from turncredit.loop import forecast, forecast_run, reading
 from turncredit.loop.forecast_run import Place
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
@@ -223,6 +223,52 @@ def test_what_the_model_cannot_read_is_refused_before_anything_is_paid(
     with rehearsed(service, tmp_path, quirks=Quirks(longest=3000)) as made:
         run = settings(made, tmp_path)  # 2,000 and 2,048 for the hint
         with pytest.raises(ConfigError, match="reads 3000 tokens at most; lower --max-traj"):
+            go(run, Heard())
+        assert made.used.requests == 0
+
+
+def test_the_token_that_a_score_samples_has_its_room(
+    service: ServiceName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes off the hint's, so that 14,336 and 2,048 go on fitting into 16,384."""
+    allowed: dict[int, set[int]] = {4048: set(), 4049: set()}
+    read = reading.read
+    for longest, seen in allowed.items():
+
+        def watched(*args: Any, max_tokens: int, seen: set[int] = seen, **given: Any) -> Any:
+            seen.add(max_tokens)
+            return read(*args, max_tokens=max_tokens, **given)
+
+        monkeypatch.setattr(reading, "read", watched)
+        where = tmp_path / str(longest)
+        with rehearsed(service, where, quirks=Quirks(longest=longest)) as made:
+            go(settings(made, where, schedule={"max_steps": 1}), Heard())
+    assert allowed == {4048: {4047}, 4049: {4048}}  # 2,000 and 2,048
+
+
+@pytest.mark.parametrize(
+    ("recipe", "student", "fits"),
+    [
+        ("toy-agentopsd", "sampled", False),
+        ("toy-extrapolation", "sampled", False),
+        ("toy-grpo", "auto", False),
+        ("toy-grpo", "sampled", True),
+    ],
+)
+def test_a_trajectory_that_leaves_no_room_to_score_it_is_refused_before_anything_is_paid(
+    service: ServiceName, recipe: str, student: str, fits: bool, tmp_path: Path
+) -> None:
+    whole = {
+        "rollout": {"max_trajectory_tokens": 2000, "teacher_reserve_tokens": 0},
+        "teacher": {"student_logprobs": student},
+        "schedule": {"max_steps": 1},
+    }
+    with rehearsed(service, tmp_path, quirks=Quirks(longest=2000)) as made:
+        run = settings(made, tmp_path, recipe, **whole)
+        if fits:
+            go(run, Heard())
+            return
+        with pytest.raises(ConfigError, match="lower --max-trajectory-tokens by one"):
             go(run, Heard())
         assert made.used.requests == 0
 

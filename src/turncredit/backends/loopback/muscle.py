@@ -280,8 +280,8 @@ class Muscle:
         return out
 
     async def score(self, saved: Saved | None, tokens: Ids) -> ScoreResult:
-        """Log-probs (T,) of all tokens, NaN first."""
-        self._fits(len(tokens), "a prompt")
+        """Log-probs (T,) of all tokens, NaN first; a token is sampled on the way."""
+        self._fits(len(tokens) + 1, "a prompt with its answer")
         return await (await self.sampler(saved)).compute_logprobs(tokens)
 
     async def aclose(self) -> None:
