@@ -177,14 +177,19 @@ def test_a_limit_without_a_price_is_refused_before_anything(
 
 
 def test_a_bill_is_at_most_what_was_foretold(service: ServiceName, tmp_path: Path) -> None:
-    """Of the toy, whose games use all their turns: and not six times less either."""
+    """Of the toy, whose games use all their turns: and not six times less either.
+
+    A real service's scores differ from its samples: the student is rescored.
+    """
     with rehearsed(service, tmp_path) as made:
-        run = settings(made, tmp_path)
+        run = settings(made, tmp_path, teacher={"student_logprobs": "rescored"})
         environment = run.env.load("env").create(run.env.config)
         tasks, game = environment.tasks("train"), forecast_run.game_of(run)
         found = asyncio.run(forecast.texts(environment, tasks, game, tabular.CHARACTERS))
         place = Place(remote=True, characters=tabular.CHARACTERS)
-        parts = forecast_run.of_training(run, found, Demand(), place)[1]
+        likely, parts = forecast_run.of_training(run, found, Demand(), place)
+        auto = settings(made, tmp_path)
+        assert forecast_run.of_training(auto, found, Demand(), place) == (likely, parts)
         most, start = forecast.together(parts), parts[forecast_run.START]
         folder = go(run, Heard())
         used, money = made.used, made.billed
@@ -195,6 +200,7 @@ def test_a_bill_is_at_most_what_was_foretold(service: ServiceName, tmp_path: Pat
     price = read_prices(run.log.prices).find(service, "table")
     assert price is not None
     assert money <= forecast.money(parts, price) <= 6 * money
+    assert money / 2.5 <= forecast.money(likely, price) <= 2.5 * money
     # The tries at the start alone.
     tried = folder.probes()[0]["usage"]
     for kind in ("sampled", "trained"):
