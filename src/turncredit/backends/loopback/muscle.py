@@ -79,7 +79,7 @@ class Muscle:
         folder: Path,
         *,
         quirks: Quirks | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - what is saved outlives processes
     ) -> None:
         self.backend, self.folder, self.quirks = backend, folder, quirks or Quirks()
         self._runs: dict[str, _Run] = {}
