@@ -96,6 +96,25 @@ def test_the_mended_command_begins_where_one_failed(
     assert main([*command, "--seed", "7"]) == 2  # now something was made
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_place_that_is_taken_is_said_before_anything_is_opened_or_gathered(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opened(*_: object) -> object:
+        raise AssertionError("the parts of the run were opened")
+
+    command = [*COMMANDS[name], *where(tmp_path)]
+    assert main(command) == 0
+    before = contents(tmp_path)
+    monkeypatch.setattr(f"turncredit.cli.{name}.open_parts", opened)
+    assert main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    with RunFolder.open(tmp_path / "run").locked():
+        assert main([*command, "--overwrite"]) == 2
+    assert "being written by process" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
 def test_training_keeps_demonstrations_it_could_not_gather_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def test_everything_present(
             game.mkdir(parents=True)
             (game / "game.tw-pddl").write_text("{}")
     monkeypatch.setenv("PYTRIO_API_KEY", "secret-of-mine")
-    monkeypatch.setenv("TINKER_API_KEY", "another-secret")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-another-secret")
     found = findings(capsys, "--data-root", str(tmp_path))
     assert all(f["ok"] for (group, _), f in found.items() if group != "machine")
     assert found["keys", "pytrio"]["text"].startswith("given by PYTRIO_API_KEY")
@@ -64,6 +64,19 @@ def test_everything_present(
     assert found["games", "alfworld"]["text"] == "official games: valid_seen 2, valid_unseen 1"
     assert main(["doctor"]) == 0
     assert "ok turncredit demo" in capsys.readouterr().out
+
+
+def test_a_key_that_its_sdk_refuses_is_no_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
+    monkeypatch.setenv("TINKER_API_KEY", "another-secret")
+    found = findings(capsys)
+    assert not found["keys", "tinker"]["ok"]
+    assert found["keys", "tinker"]["cure"].startswith("export TINKER_API_KEY=tml-...")
+    paid = found["what runs here", "turncredit train --backend tinker"]
+    assert "a key for tinker" in paid["text"]
+    assert "another-secret" not in str(found)
 
 
 @pytest.mark.parametrize(

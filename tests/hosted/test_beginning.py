@@ -53,23 +53,23 @@ def _tokenizer_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 # ── a key ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train", "--recipe", "toy-agentopsd"],
-        ["sft", "--recipe", "toy-grpo"],
-        ["eval", "--env", "toy"],
-        ["check-backend"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_missing_key_is_said_first(
-    command: list[str],
+COMMANDS = [
+    ["train", "--recipe", "toy-agentopsd"],
+    ["sft", "--recipe", "toy-grpo"],
+    ["eval", "--env", "toy"],
+    ["check-backend"],
+]
+
+
+@pytest.fixture(params=COMMANDS, ids=lambda words: words[0])
+def keyless(
+    request: pytest.FixtureRequest,
     service: ServiceName,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> list[str]:
+    """A command on a service, where there is no key and no tokenizer may be looked for."""
+
     def asked(*_: object) -> object:
         raise AssertionError("a tokenizer was looked for")
 
@@ -78,11 +78,35 @@ def test_a_missing_key_is_said_first(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    name = [service] if command[0] == "check-backend" else ["--backend", service]
-    assert main([*command, *name]) == 2
+    words: list[str] = request.param
+    return [*words, *([service] if words[0] == "check-backend" else ["--backend", service])]
+
+
+def test_a_missing_key_is_said_first(
+    keyless: list[str],
+    service: ServiceName,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(keyless) == 2
     said = capsys.readouterr().err
     cure = {"pytrio": "trio login, or export PYTRIO_API_KEY=", "tinker": "export TINKER_API_KEY="}
     assert cure[service] in said.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("service", ["tinker"], indirect=True)
+def test_so_is_a_key_that_the_sdk_refuses(
+    keyless: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "s3cr3t-of-mine")
+    assert main(keyless) == 2
+    said = capsys.readouterr().err
+    assert "export TINKER_API_KEY=tml-..." in said.splitlines()[-1]
+    assert "s3cr3t" not in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,13 +265,12 @@ def test_a_second_evaluation_of_one_file_pays_nothing(
     assert not list(tmp_path.glob("out.jsonl*"))
 
 
-# ── a state that is gone ─────────────────────────────────────────────────────────────────────
+# ── weights that are gone ────────────────────────────────────────────────────────────────────
 
 
-def _end(made: Rehearsed, kind: str) -> None:
-    for saved in made.muscle.shelf.present():
-        if saved.kind == kind and saved.name == "step-000002":
-            made.muscle.shelf.expire(saved)
+def _end(made: Rehearsed, kind: str, name: str = "step-000002") -> None:
+    (ended,) = [s for s in made.muscle.shelf.present() if (s.kind, s.name) == (kind, name)]
+    made.muscle.shelf.expire(ended)
 
 
 def test_a_state_that_is_gone_costs_nothing_and_says_how_to_step_back(
@@ -277,7 +300,7 @@ def test_a_state_a_run_begins_with_may_be_gone_too(service: ServiceName, tmp_pat
         gone = weights.replace("step-000001", "step-000009")
         paid = made.used
         begin = {"schedule": {"init_from": gone}}
-        with pytest.raises(faults.StateGone, match="no longer has the training state"):
+        with pytest.raises(faults.WeightsGone, match="no longer has the training state"):
             go(run_settings(made, tmp_path, **begin), Heard())
         assert made.used == paid
 
@@ -289,3 +312,51 @@ def test_looking_at_weights_costs_nothing(service: ServiceName, tmp_path: Path) 
         backend = _look(run_settings(made, tmp_path), weights)
         assert made.used == paid
         assert backend.usage() == Usage()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "level", "ended"),
+    [("toy-stepopsd", 0, "teacher-000000"), ("toy-agentopsd", 1, "behind-000002")],
+    ids=["a stale teacher", "a rollout"],
+)
+def test_samplers_of_a_checkpoint_that_are_gone_cost_nothing_either(
+    recipe: str, level: int, ended: str, service: ServiceName, tmp_path: Path
+) -> None:
+    schedule = {"max_steps": 2, "save_every": 1, "async_level": level}
+    with rehearsed(service, tmp_path) as made:
+        folder = go(run_settings(made, tmp_path, recipe, schedule=schedule), Heard())
+        _end(made, "sampler_weights", ended)
+        paid = made.used
+        with pytest.raises(TurncreditError) as caught:
+            resumed(folder.path, Heard(), max_steps=3)
+        assert made.used == paid
+    told = str(caught.value)
+    assert f"no longer has the sampler weights {folder.checkpoints()[1]['state'][:6]}" in told
+    assert f"/{ended} (" in told
+    assert "Delete the last line" in told
+    assert "6 hours" not in told
+
+
+@pytest.mark.parametrize(
+    ("recipe", "uses"),
+    [
+        ("toy-agentopsd", {"teacher": {"teacher_snapshot": "trained", "teacher_run": "{weights}"}}),
+        ("toy-opsd", {"schedule": {"init_from": "{weights}"}}),
+        ("toy-extrapolation", {"schedule": {"init_from": "{weights}"}}),
+    ],
+    ids=["a trained teacher", "the initial policy as teacher", "the initial policy"],
+)
+def test_samplers_of_another_run_may_be_gone_too(
+    recipe: str, uses: dict[str, Any], service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
+        weights = _first_weights(_saved(made, tmp_path))
+        given = {k: {n: v.format(weights=weights) for n, v in d.items()} for k, d in uses.items()}
+        _end(made, "sampler_weights", "step-000001")
+        paid = made.used
+        with pytest.raises(
+            faults.WeightsGone, match=r"no longer has the sampler weights \w+:"
+        ) as no:
+            go(run_settings(made, tmp_path, recipe, **given), Heard())
+        assert made.used == paid
+    assert "Delete" not in str(no.value)

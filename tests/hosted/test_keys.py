@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -109,6 +110,37 @@ def test_a_key_of_tinker_is_found_where_its_sdk_finds_it(
         from tinker.auth import tinker_has_credentials  # type: ignore[import-not-found]
 
         assert tinker_has_credentials() == bool(where)
+
+
+@pytest.mark.parametrize(
+    ("key", "command", "refused"),
+    [
+        (KEY, "", False),
+        ("eyJhbGciOiJub25lIn0.eyJleHAiOjQxMDI0NDQ4MDB9.x", "", False),
+        ("s3cr3t-of-mine", "", True),
+        (f" {KEY}", "", True),
+        ("s3cr3t-of-mine", "echo tml-other", False),
+    ],
+    ids=["its form", "a JWT", "another form", "a blank before it", "a command instead"],
+)
+def test_a_key_of_tinker_is_refused_as_its_sdk_refuses_it(
+    key: str, command: str, refused: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
+    for address in ("", "https://elsewhere.example", "http://127.0.0.1:8642"):
+        if not refused:
+            check_key("tinker", address)
+            continue
+        with pytest.raises(AuthFailed, match=r"does not begin with tml-.*unset it") as caught:
+            check_key("tinker", address)
+        assert "s3cr3t" not in str(caught.value)
+    if find_spec("tinker"):
+        from tinker import TinkerError
+        from tinker.lib._auth_token_provider import resolve_auth_provider
+
+        with pytest.raises(TinkerError, match="tml-") if refused else nullcontext():
+            resolve_auth_provider(None, enforce_cmd=False)
 
 
 @pytest.mark.parametrize(

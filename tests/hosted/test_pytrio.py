@@ -215,7 +215,7 @@ def test_named_snapshots_are_saved_and_kept(tmp_path: Path) -> None:
             (saved,) = made.service.muscle.shelf.present()
             assert saved.path
             assert saved.expires is not None
-            assert saved.expires > time.time() + 24 * 3600
+            assert saved.expires > time.time() + 24 * 3600  # noqa: TID251
             await client.compute_logprobs(PROMPT)
             await backend.aclose()
 

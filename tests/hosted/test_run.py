@@ -30,7 +30,7 @@ from turncredit.backends.selfcheck import example_prompt
 from turncredit.cli.train import reopen
 from turncredit.core.errors import AlignmentError, BackendError, ConfigError, TurncreditError
 from turncredit.core.looks import Demand
-from turncredit.loop import forecast, forecast_run
+from turncredit.loop import forecast, forecast_run, reading
 from turncredit.loop.forecast_run import Place
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
@@ -177,14 +177,19 @@ def test_a_limit_without_a_price_is_refused_before_anything(
 
 
 def test_a_bill_is_at_most_what_was_foretold(service: ServiceName, tmp_path: Path) -> None:
-    """Of the toy, whose games use all their turns: and not six times less either."""
+    """Of the toy, whose games use all their turns: and not six times less either.
+
+    A real service's scores differ from its samples: the student is rescored.
+    """
     with rehearsed(service, tmp_path) as made:
-        run = settings(made, tmp_path)
+        run = settings(made, tmp_path, teacher={"student_logprobs": "rescored"})
         environment = run.env.load("env").create(run.env.config)
         tasks, game = environment.tasks("train"), forecast_run.game_of(run)
         found = asyncio.run(forecast.texts(environment, tasks, game, tabular.CHARACTERS))
         place = Place(remote=True, characters=tabular.CHARACTERS)
-        parts = forecast_run.of_training(run, found, Demand(), place)[1]
+        likely, parts = forecast_run.of_training(run, found, Demand(), place)
+        auto = settings(made, tmp_path)
+        assert forecast_run.of_training(auto, found, Demand(), place) == (likely, parts)
         most, start = forecast.together(parts), parts[forecast_run.START]
         folder = go(run, Heard())
         used, money = made.used, made.billed
@@ -195,6 +200,7 @@ def test_a_bill_is_at_most_what_was_foretold(service: ServiceName, tmp_path: Pat
     price = read_prices(run.log.prices).find(service, "table")
     assert price is not None
     assert money <= forecast.money(parts, price) <= 6 * money
+    assert money / 2.5 <= forecast.money(likely, price) <= 2.5 * money
     # The tries at the start alone.
     tried = folder.probes()[0]["usage"]
     for kind in ("sampled", "trained"):
@@ -223,6 +229,52 @@ def test_what_the_model_cannot_read_is_refused_before_anything_is_paid(
     with rehearsed(service, tmp_path, quirks=Quirks(longest=3000)) as made:
         run = settings(made, tmp_path)  # 2,000 and 2,048 for the hint
         with pytest.raises(ConfigError, match="reads 3000 tokens at most; lower --max-traj"):
+            go(run, Heard())
+        assert made.used.requests == 0
+
+
+def test_the_token_that_a_score_samples_has_its_room(
+    service: ServiceName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes off the hint's, so that 14,336 and 2,048 go on fitting into 16,384."""
+    allowed: dict[int, set[int]] = {4048: set(), 4049: set()}
+    read = reading.read
+    for longest, seen in allowed.items():
+
+        def watched(*args: Any, max_tokens: int, seen: set[int] = seen, **given: Any) -> Any:
+            seen.add(max_tokens)
+            return read(*args, max_tokens=max_tokens, **given)
+
+        monkeypatch.setattr(reading, "read", watched)
+        where = tmp_path / str(longest)
+        with rehearsed(service, where, quirks=Quirks(longest=longest)) as made:
+            go(settings(made, where, schedule={"max_steps": 1}), Heard())
+    assert allowed == {4048: {4047}, 4049: {4048}}  # 2,000 and 2,048
+
+
+@pytest.mark.parametrize(
+    ("recipe", "student", "fits"),
+    [
+        ("toy-agentopsd", "sampled", False),
+        ("toy-extrapolation", "sampled", False),
+        ("toy-grpo", "auto", False),
+        ("toy-grpo", "sampled", True),
+    ],
+)
+def test_a_trajectory_that_leaves_no_room_to_score_it_is_refused_before_anything_is_paid(
+    service: ServiceName, recipe: str, student: str, fits: bool, tmp_path: Path
+) -> None:
+    whole = {
+        "rollout": {"max_trajectory_tokens": 2000, "teacher_reserve_tokens": 0},
+        "teacher": {"student_logprobs": student},
+        "schedule": {"max_steps": 1},
+    }
+    with rehearsed(service, tmp_path, quirks=Quirks(longest=2000)) as made:
+        run = settings(made, tmp_path, recipe, **whole)
+        if fits:
+            go(run, Heard())
+            return
+        with pytest.raises(ConfigError, match="lower --max-trajectory-tokens by one"):
             go(run, Heard())
         assert made.used.requests == 0
 

@@ -22,6 +22,7 @@ from turncredit.backends.loopback.muscle import Quirks
 from turncredit.cli.sft import reopen, supervise
 from turncredit.core.errors import ConfigError, TurncreditError
 from turncredit.loop import sft_parts, sft_settings
+from turncredit.loop.sft_rows import hold_out
 from turncredit.loop.sft_settings import Settings
 from turncredit.record.runlog import RunFolder
 
@@ -116,6 +117,30 @@ def test_a_demonstration_that_the_model_cannot_read_is_refused_before_anything_i
     service: ServiceName, tmp_path: Path
 ) -> None:
     with rehearsed(service, tmp_path, quirks=Quirks(longest=100)) as made:
-        with pytest.raises(ConfigError, match="--max-trajectory-tokens 100 leaves longer ones out"):
+        with pytest.raises(ConfigError, match="--max-trajectory-tokens 99 leaves longer ones out"):
             learn(chosen(made, tmp_path), Heard())
         assert made.used.requests == 0
+
+
+def _pair(made: Rehearsed, folder: Path, seed: int) -> list[int]:
+    """Tokens of the demonstration to learn, and of the one kept aside."""
+    two = {"sft": {"demonstrations": 2, "held_out": 0.5}, "schedule": {"seed": seed}}
+    wanted = chosen(made, folder, **two)
+    found = asyncio.run(sft_parts.collect(wanted, sft_parts.open_parts(wanted), Heard()))
+    return [len(one.tokens) for part in hold_out(found, 0.5, seed) for one in part]
+
+
+def test_a_demonstration_kept_aside_needs_room_for_the_token_that_its_score_samples(
+    service: ServiceName, tmp_path: Path
+) -> None:
+    with rehearsed(service, tmp_path) as made:
+        pairs = {seed: _pair(made, tmp_path, seed) for seed in range(8)}
+    seed, (_, longest) = next((n, each) for n, each in pairs.items() if each[0] <= each[1])
+    schedule = {"max_steps": 1, "seed": seed}
+    with rehearsed(service, tmp_path, quirks=Quirks(longest=longest)) as made:
+        two = {"sft": {"demonstrations": 2, "held_out": 0.5}, "schedule": schedule}
+        with pytest.raises(ConfigError, match=f"{longest + 1} tokens.*tokens {longest - 1} leaves"):
+            learn(chosen(made, tmp_path, **two), Heard())
+        assert made.used.requests == 0
+        all_learnt = {**two, "sft": {"demonstrations": 2, "held_out": 0.0}}
+        assert len(learn(chosen(made, tmp_path, **all_learnt), Heard()).metrics()) == 1

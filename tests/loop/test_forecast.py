@@ -76,6 +76,41 @@ def test_at_most_is_not_passed_and_not_far(
     factor = ALLOWED.get(run.hint.name, ALLOWED.get(recipe, FACTOR))
     assert sum(most.values()) <= factor * sum(found.values())
     assert sum(likely.values()) <= sum(most.values())
+    # What is looked at and trained on is that of the method: the toy's games are twice as long.
+    near = 3.0 if recipe == "toy-ucob" else 2.2
+    for kind in ("teacher", "trained"):
+        assert found[kind] / near <= likely[kind] <= near * found[kind], kind
+
+
+def _likely(run: config.Run, place: Place = HERE) -> dict[str, int]:
+    return forecast.together(foreseen(run, place)[0])
+
+
+def test_likely_looks_leave_silent_groups_out_as_the_method_does(tmp_path: Path) -> None:
+    bare = {"noise_samples": 0, "student_logprobs": "sampled"}
+    for recipe, left_out in (("toy-agentopsd", True), ("toy-opsd", False), ("toy-sdar", False)):
+        seen: list[dict[str, int]] = []
+        for skips in (False, True):
+            run = settings(tmp_path, recipe, teacher={**bare, "skip_silent": skips})
+            seen.append(_likely(run))
+        assert seen[1]["teacher"] == pytest.approx(seen[0]["teacher"] / (1 + left_out), rel=0.01)
+        trained = _likely(settings(tmp_path, "toy-grpo"))["trained"]
+        whole = trained * (1 if left_out else 2)
+        assert seen[1]["trained"] == pytest.approx(whole, rel=0.05)  # beside the start
+
+
+def test_likely_rescores_the_student_where_it_is_asked_for_and_on_services(tmp_path: Path) -> None:
+    read: dict[tuple[str, bool], int] = {}
+    for chosen in ("sampled", "rescored", "auto"):
+        run = settings(tmp_path, "toy-agentopsd", teacher={"student_logprobs": chosen})
+        for remote in (False, True):
+            place = Place(characters=tabular.CHARACTERS, remote=remote)
+            read[chosen, remote] = foreseen(run, place)[0][""]["teacher"]
+            words = {"auto": f"the student {'' if remote else 'not '}rescored"}.get(chosen, "")
+            assert forecast_run.assumed(run, place).endswith(words or "nor trained on")
+    assert read["auto", True] == read["rescored", True] == read["rescored", False]
+    assert read["auto", False] == read["sampled", False] == read["sampled", True]
+    assert read["auto", False] < read["auto", True]
 
 
 @pytest.mark.slow

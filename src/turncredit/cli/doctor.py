@@ -156,7 +156,10 @@ def _extras() -> Iterator[Finding]:
 def _keys() -> Iterator[Finding]:
     """Where a key lies, never the key."""
     for service, places in PLACES.items():
-        if found := places.found():
+        if unfit := places.unfit():
+            text, _, cure = unfit.partition(": ")
+            yield Finding("keys", service, False, text, cure)
+        elif found := places.found():
             yield Finding("keys", service, True, f"given by {', '.join(found)}")
         else:
             text = "none (needed for the paid service only)"

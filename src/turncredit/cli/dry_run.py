@@ -91,8 +91,9 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         demand = run.hint.config.demand if isinstance(run.hint.config, Demanding) else Demand()
         parts = forecast_run.of_training(run, found, demand, place, done=done)
         columns = _two(parts)
-        turns = forecast_run.plan_of(run, found, demand, done=done, most=False).turns
-        assumed = f"{_assumed(found, turns, game)}, every group trained on. {_REHEARSE}"
+        turns = forecast_run.plan_of(run, found, demand, place, done=done, most=False).turns
+        likely = f", {forecast_run.assumed(run, place)}"
+        assumed = f"{_assumed(found, turns, game, likely)}, every group trained on. {_REHEARSE}"
     _print(columns, price, unpriced, assumed)
     _print_limit(run.log.max_cost, _as_counted(columns, known), price, left)
 
@@ -239,11 +240,11 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def _assumed(found: forecast.Texts, turns: float, game: Game) -> str:
+def _assumed(found: forecast.Texts, turns: float, game: Game, besides: str = "") -> str:
     return (
         f"likely: {turns:.0f} turns a game, {found.prompt:.0f} tokens before the first and "
-        f"{found.turn:.0f} shown by each (texts of random games). At most: {game.turns} turns and "
-        f"{game.tokens:,} tokens"
+        f"{found.turn:.0f} shown by each (texts of random games){besides}. At most: {game.turns} "
+        f"turns and {game.tokens:,} tokens"
     )
 
 

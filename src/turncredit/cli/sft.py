@@ -15,7 +15,7 @@ from turncredit import config
 from turncredit.cli import dry_run
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.cli.progress import Terminal
-from turncredit.cli.train import begun, check_limit
+from turncredit.cli.train import begun, check_limit, place_of
 from turncredit.core import registry
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.settings import add_flags, free_settings
@@ -36,6 +36,8 @@ from turncredit.record.trackers import About, check_trackers, open_trackers
 
 HELP = "learn from demonstrations: experts, or what a run recorded"
 COMPONENTS = ("env", "backend")
+# Demonstrations of a start that failed: they are gathered again, as they are wanted now.
+REMADE = (STORED,)
 _FREE = {"max_steps", "epochs", "save_every", *(f.name for f in fields(config.Log))}
 
 
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         folder, settings = reopen(Path(args.resume), given)
     else:
         settings = chosen(given)
+        RunFolder.check_free(place_of(settings), overwrite=args.overwrite, remade=REMADE)
         check_sources(settings)
     check_trackers(_mirrors(settings))
     check_limit(settings)
@@ -179,8 +182,7 @@ async def _learn(settings: Settings, parts: Parts, folder: RunFolder, listener: 
 def _held(settings: Settings, folder: RunFolder | None, *, overwrite: bool) -> Iterator[RunFolder]:
     """The folder of the run, fresh or its own, with the settings in it; nobody else writes it."""
     if folder is None:
-        # Demonstrations of a start that failed are gathered again by now, as they are wanted now.
-        fresh = begun(settings, describe(settings), overwrite=overwrite, remade=(STORED,))
+        fresh = begun(settings, describe(settings), overwrite=overwrite, remade=REMADE)
         with fresh as folder:
             yield folder
     else:

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         settings = pinned(_settings(args))
         # What cannot work says so before a folder is made, or an old run replaced.
+        RunFolder.check_free(place_of(settings), overwrite=args.overwrite)
         check_trackers(_mirrors(settings))
         check_limit(settings)
         parts = open_parts(settings)
@@ -98,11 +99,15 @@ def begun(
         overwrite: an existing run is replaced.
         remade: steps whose trajectories the run writes at its start.
     """
-    place = Path(settings.schedule.runs_dir) / settings.name
-    with RunFolder.begun(place, overwrite=overwrite, remade=remade) as folder:
+    with RunFolder.begun(place_of(settings), overwrite=overwrite, remade=remade) as folder:
         folder.write_environment(describe_machine())
         folder.write_config(config)
         yield folder
+
+
+def place_of(settings: Run | Settings) -> Path:
+    """Where a new run belongs."""
+    return Path(settings.schedule.runs_dir) / settings.name
 
 
 def begin(settings: Run, *, overwrite: bool = False) -> RunFolder:

@@ -89,18 +89,27 @@ class Rollouts:
         Raises:
             DataError: the checkpoint does not say where the weights behind lie.
         """
-        if not self._level or last is None:
+        if last is None or not (behind := self.kept(last)):
             return
-        done = last["step"]
-        if not last.get("behind"):
-            raise DataError(f"checkpoint {done} does not name the weights of its rollout")
-        self._behind = self._folder.resolve(last["behind"])
+        done, (self._behind,) = last["step"], behind
         if kept := last.get("ahead"):
             played = self._sampler.with_payloads(done + 1, self._folder.read_ahead(done))
             self._accounts.rebook(done + 1, Usage(**kept["usage"]), played)
             count = kept["groups"]
             batch = Batch(played[:count], kept["metrics"], played[count:])
             self._next = await self._start(done + 1, self._source(training), batch)
+
+    def kept(self, last: Mapping[str, Any] | None) -> list[str]:
+        """Saved weights of the checkpoint that `begin` goes on with.
+
+        Raises:
+            DataError: the checkpoint does not say where they lie.
+        """
+        if not self._level or last is None:
+            return []
+        if not last.get("behind"):
+            raise DataError(f"checkpoint {last['step']} does not name the weights of its rollout")
+        return [self._folder.resolve(last["behind"])]
 
     async def of(self, step: int, training: TrainingClient, *, saves: bool) -> Rolled:
         """The rollout of update `step`, finished; at level 1 the next one begins.

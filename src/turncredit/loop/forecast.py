@@ -1,9 +1,9 @@
 """What games will read, sample and train, and cost, before anything is asked of a backend.
 
 Nobody knows beforehand how many turns games take. So there are two numbers: one as if half of the
-turns were played, with actions of ordinary length and half of the trajectories in groups worth
-training on; and one as if every budget were used up. A run that was made already gives its own.
-Texts are measured by a few random games, four characters a token, at most two.
+turns were played, with actions of ordinary length and half of the groups of both outcomes; and one
+as if every budget were used up. A run that was made already gives its own. Texts are measured by a
+few random games, four characters a token, at most two.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FRAME = 12  # tokens of the chat template around a message
 _TOOL = 250  # characters of a tool's description beside its own words
 _ACTION = 50  # tokens: the article's run sampled 975 in about 20 turns
 _GAMES, _TURNS = 4, 10  # played for their texts
+MIXED = 0.5  # share of the groups whose members did not all do equally well
 KINDS = ("prefill", "teacher", "cached", "sampled", "trained")
 
 # What is done besides the games themselves ("") and their looks → tokens by kind.
@@ -129,7 +130,7 @@ def plans(found: Texts, game: Game, *, trajectories: int, group: int) -> tuple[P
         actions=turns * action,
         turns=turns,
         looks=0,
-        trained=0.5,
+        trained=MIXED,
     )
     return likely, _most(found, game, trajectories, group)
 

@@ -16,7 +16,7 @@ from turncredit.core.looks import Demand
 from turncredit.core.types import REFERENCE, Usage
 from turncredit.credit.schedule import factor
 from turncredit.credit.tempo import ENDPOINT_VALUE
-from turncredit.loop import critic, forecast
+from turncredit.loop import critic, forecast, silence
 from turncredit.loop.floor import Plan
 from turncredit.loop.forecast import CHARACTERS, FEWEST, Game, Parts, Texts
 
@@ -68,7 +68,9 @@ def of_training(
     )
 
 
-def plan_of(run: Run, found: Texts, demand: Demand, *, done: int = 0, most: bool) -> Plan:
+def plan_of(
+    run: Run, found: Texts, demand: Demand, place: Place, *, done: int = 0, most: bool
+) -> Plan:
     """The games of a run and all looks at them."""
     schedule, rollout = run.schedule, run.rollout
     hint = float(rollout.teacher_reserve_tokens) / (1 if most else 2)
@@ -81,12 +83,26 @@ def plan_of(run: Run, found: Texts, demand: Demand, *, done: int = 0, most: bool
         group=schedule.group_size,
     )
     plan = replace(plans[most], hint=hint)
-    plan = replace(plan, looks=_looks(run, demand, plan, done, most=most))
-    if not most:
-        return plan
+    plan = replace(plan, looks=_looks(run, demand, plan, place, done, most=most))
     # Methods that drop groups play others in their place.
     batches = rollout.resample if hasattr(_method(run), "keep") else 1
-    return replace(plan, trajectories=plan.trajectories * batches, trained=1.0 / batches)
+    if most:
+        return replace(plan, trajectories=plan.trajectories * batches, trained=1.0 / batches)
+    batches = min(batches, round(1 / forecast.MIXED))
+    return replace(plan, trajectories=plan.trajectories * batches, trained=_weighed(run, done))
+
+
+def assumed(run: Run, place: Place) -> str:
+    """What is likely of a run's groups, in words."""
+    heard, weighed = _heard(run), _weighed(run, 0)
+    looked = _method(run).NEEDS_TEACHER or _rescores(run, place, most=False)
+    said = "every group trained on"
+    if weighed < 1.0:
+        silent = "neither looked at nor" if heard < 1.0 and looked else "not"
+        said = f"half of the groups of one outcome, {silent} trained on"
+    if run.teacher.student_logprobs == "auto":
+        said += f", the student {'' if _rescores(run, place, most=False) else 'not '}rescored"
+    return said
 
 
 def of_evaluation(found: Texts, game: Game, place: Place, *, games: int) -> tuple[Parts, Parts]:
@@ -126,7 +142,7 @@ def at_start(
 def _training(
     run: Run, found: Texts, demand: Demand, place: Place, done: int, *, most: bool
 ) -> Parts:
-    plan = plan_of(run, found, demand, done=done, most=most)
+    plan = plan_of(run, found, demand, place, done=done, most=most)
     cached = place.cached and not most
     return {
         "": forecast.tokens(plan, passes=run.optim.epochs, cached=cached),
@@ -157,18 +173,38 @@ def _taught(run: Run, done: int) -> float:
     return sum(share > 0 for share in shares) / max(1, len(shares))
 
 
-def _looks(run: Run, demand: Demand, plan: Plan, done: int, *, most: bool) -> float:
+def _heard(run: Run) -> float:
+    """Likely share of the groups that are looked at: most methods let silent ones be left out."""
+    method = _method(run)
+    silent = run.teacher.skip_silent and silence.promised(method, run.needs, run.method.config)
+    return forecast.MIXED if silent or hasattr(method, "keep") else 1.0
+
+
+def _weighed(run: Run, done: int) -> float:
+    """Likely share of the groups that are trained on; without a teacher a method is GRPO."""
+    if silence.weightless(run.needs, run.method.config) or hasattr(_method(run), "keep"):
+        return forecast.MIXED
+    taught = _taught(run, done)
+    return taught + (1 - taught) * forecast.MIXED
+
+
+def _rescores(run: Run, place: Place, *, most: bool) -> bool:
+    """The student is rescored, should sampler and scorer not agree, as those of services."""
+    chosen = run.teacher.student_logprobs
+    return chosen == "rescored" or (chosen == "auto" and (most or place.remote))
+
+
+def _looks(run: Run, demand: Demand, plan: Plan, place: Place, done: int, *, most: bool) -> float:
     """Readings of a trajectory: by the teacher, as the student, by the initial policy."""
     needs, settings, schedule = run.needs, run.teacher, run.schedule
     each = demand.looks if most else (demand.least_looks + demand.looks) / 2
     each = min(each, 1 + plan.turns) * (2 if needs.vocabulary else 1)
     noise = min(1.0, settings.noise_samples / (schedule.tasks_per_update * schedule.group_size))
-    looks = _taught(run, done) * (each + noise)
+    heard = 1.0 if most else _heard(run)
+    looks = _taught(run, done) * (heard * each + min(heard, noise))
     if run.optim.kl_coefficient or REFERENCE in needs.streams:
         looks += 1
-    # The student is rescored, should sampler and scorer not agree.
-    rescored = ("rescored", "auto") if most else ("rescored",)
-    return looks + (settings.student_logprobs in rescored)
+    return looks + heard * _rescores(run, place, most=most)
 
 
 def _asked(
@@ -176,7 +212,7 @@ def _asked(
 ) -> Mapping[str, int]:
     """Questions to the policy, and its answers."""
     size = run.schedule.group_size
-    heard = plan.trajectories * _taught(run, done) * (1.0 if most else plan.trained)
+    heard = plan.trajectories * _taught(run, done) * (1.0 if most else _heard(run))
     each = demand.per_member + min(demand.per_group, size + 1) / size
     questions = heard * each * (demand.attempts if most else 1)
     few = min(place.characters, FEWEST) if most else place.characters
@@ -197,7 +233,7 @@ def _transfers(run: Run, plan: Plan, *, most: bool) -> Mapping[str, int]:
         return {}
     if needs.mix and getattr(config, needs.mix) == 0:
         return {}
-    share = 1.0 if most else plan.trained / 4
+    share = 1.0 if most else forecast.MIXED / 4
     count = plan.trajectories * plan.turns * share
     context = (plan.prompt + plan.length) / 2
     return {

@@ -77,8 +77,26 @@ class Looking:
             await self._teachers.begin(training, last)
             if self._needs.snapshot == "trained":
                 self._teacher_success = recorded_success(self._settings.teacher_run) or 0.0
-        if self._run.optim.kl_coefficient or REFERENCE in self._needs.streams:
+        if self._holds_on:
             self._reference = await self._teachers.initial()
+
+    def kept(self, last: Mapping[str, Any] | None) -> list[str]:
+        """Saved weights of the checkpoint that `begin` goes on with."""
+        taught = self._parts.method.NEEDS_TEACHER
+        return [path] if taught and (path := self._teachers.kept(last)) else []
+
+    def read(self) -> list[str]:
+        """Saved weights of other runs that it will open."""
+        taught = self._parts.method.NEEDS_TEACHER
+        given = [self._teachers.given() if taught else None]
+        if self._holds_on:
+            given.append(self._teachers.first)
+        return sorted({path for path in given if path})
+
+    @property
+    def _holds_on(self) -> bool:
+        """To the weights that training began with."""
+        return bool(self._run.optim.kl_coefficient) or REFERENCE in self._needs.streams
 
     async def lend(self, step: int, client: SamplingClient, source: Source) -> Lent | None:
         """The teacher of update `step`, whose rollout begins; None when it takes no part.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from turncredit.backends.hosted.faults import StateGone
+from turncredit.backends.hosted.faults import WeightsGone
 from turncredit.core.errors import DataError
 from turncredit.core.protocols import Backend, RemoteBackend
 from turncredit.record.runlog import RunFolder
@@ -18,6 +18,7 @@ async def check_origins(
     last: Mapping[str, Any] | None,
     *,
     first: str | None = None,
+    kept: Sequence[str] = (),
     read: Sequence[str] = (),
 ) -> None:
     """Refuse weights on a service that are gone, or of another model or rank.
@@ -27,18 +28,23 @@ async def check_origins(
         folder: of the run.
         last: the checkpoint it goes on from; None: it begins.
         first: weights it begins with.
-        read: weights it only samples from or scores with.
+        kept: weights of that checkpoint which it only samples from or scores with.
+        read: such weights of another run.
 
     Raises:
         ConfigError: they do not fit the settings.
         BackendError: they are gone.
+        DataError: those of the checkpoint are gone; with the way back to the one before.
     """
     if not isinstance(backend, RemoteBackend):
         return
-    if last:
-        await backend.check_weights(folder.resolve(last["state"]), use="resume")
-    elif first:
-        await backend.check_weights(first, use="begin")
+    with stepping_back(folder, last):
+        if last:
+            await backend.check_weights(folder.resolve(last["state"]), use="resume")
+        elif first:
+            await backend.check_weights(first, use="begin")
+        for path in kept:
+            await backend.check_weights(path, use="sample")
     for path in read:
         await backend.check_weights(path, use="sample")
 
@@ -52,7 +58,7 @@ def stepping_back(folder: RunFolder, last: Mapping[str, Any] | None) -> Iterator
     """
     try:
         yield
-    except (DataError, StateGone) as error:
+    except (DataError, WeightsGone) as error:
         if last is None:
             raise
         raise DataError(f"{error}. {folder.how_to_step_back()}") from error

@@ -202,7 +202,25 @@ def check_backend(run: Run, capabilities: Capabilities, *, teacher: bool) -> Non
             f"max_trajectory_tokens + teacher_reserve_tokens = {needed}, but the model reads "
             f"{limit} tokens at most; lower --max-trajectory-tokens"
         )
+    looks = teacher or run.teacher.student_logprobs != "sampled" or REFERENCE in run.needs.streams
+    if looks and longest_reading(run, capabilities) < run.rollout.max_trajectory_tokens:
+        raise ConfigError(
+            f"max_trajectory_tokens={run.rollout.max_trajectory_tokens} is all that the model "
+            "reads, but a service samples one token more as it scores a trajectory; lower "
+            "--max-trajectory-tokens by one"
+        )
     check_room(run.rollout.max_trajectory_tokens, capabilities)
+
+
+def longest_reading(run: Run, capabilities: Capabilities) -> int:
+    """Tokens that a trajectory with its hint may have: both budgets, in a row the model reads.
+
+    A score on a service is a sample of one token, which takes its place in the row.
+    """
+    budget = run.rollout.max_trajectory_tokens + run.rollout.teacher_reserve_tokens
+    if not capabilities.remote or capabilities.max_seq_len is None:
+        return budget
+    return min(budget, capabilities.max_seq_len - 1)
 
 
 def check_room(tokens: int, capabilities: Capabilities) -> None:

@@ -51,7 +51,8 @@ def read(
         groups: as sampled.
         hint: the privileged text; a source that prepares has done so.
         chat: the form the student saw; its prompt is built again and compared.
-        max_tokens: longest sequence the teacher may read (trajectory budget plus reserve).
+        max_tokens: longest sequence the teacher may read (trajectory budget plus reserve, as far
+            as the model reads).
         front: where the text of a plain hint stands. A teacher that was trained under a hint
             reads it where it acted with it: "opening".
 
@@ -144,6 +145,7 @@ def _reading(trajectory: Trajectory, look: Look, chat: Chat, max_tokens: int) ->
         raise ConfigError(
             f"trajectory {trajectory.name}: the teacher would read {length} tokens "
             f"({own} of the trajectory, {length - own} of the hint), "
-            f"more than its {max_tokens}; raise --teacher-reserve-tokens, or use a shorter hint"
+            f"more than its {max_tokens}; raise --teacher-reserve-tokens (lower "
+            "--max-trajectory-tokens where the model reads no more), or use a shorter hint"
         )
     return Reading(look, turns, view)

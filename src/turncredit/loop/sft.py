@@ -126,8 +126,7 @@ class Supervised:
         if remark := self._accounts.keep_spending(self._folder):
             self._listener.note(remark)
         first = None if last else self._first_weights()
-        with stepping_back(self._folder, last):
-            await check_origins(self._parts.backend, self._folder, last, first=first)
+        await check_origins(self._parts.backend, self._folder, last, first=first)
         await self._probe(done)
         with stepping_back(self._folder, last):
             training = await self._parts.backend.create_training_client(
@@ -160,12 +159,17 @@ class Supervised:
             self._listener.note(text)
 
     def _check_lengths(self, limit: int | None) -> None:
-        """Refuse demonstrations that the service would refuse later."""
-        longest = max(len(row.tokens) for row in (*self._rows, *self._aside))
-        if limit is not None and longest > limit:
+        """Refuse demonstrations that the service would refuse later.
+
+        Those kept aside are scored: the service samples a token more.
+        """
+        learnt = max(len(row.tokens) for row in self._rows)
+        scored = max((len(row.tokens) + 1 for row in self._aside), default=0)
+        if limit is not None and max(learnt, scored) > limit:
+            fits = limit - 1 if self._aside else limit
             raise ConfigError(
-                f"a demonstration has {longest} tokens, but the model reads {limit} at most: "
-                f"--max-trajectory-tokens {limit} leaves longer ones out, in a new run"
+                f"a demonstration needs {max(learnt, scored)} tokens, but the model reads {limit} "
+                f"at most: --max-trajectory-tokens {fits} leaves longer ones out, in a new run"
             )
 
     def _first_weights(self) -> str | None:

@@ -25,10 +25,13 @@ def promised(method: Any, needs: Needs, config: Any) -> bool:
     Args:
         method: one that may let its teacher retire hears every gap, and promises nothing.
         needs: what it asks for with `config`.
-        config: its settings at this update. With its mix at 0 it is GRPO.
+        config: its settings at this update.
     """
-    if hasattr(method, "retire"):
-        return False
+    return not hasattr(method, "retire") and weightless(needs, config)
+
+
+def weightless(needs: Needs, config: Any) -> bool:
+    """The method says that members of equal outcome train nothing. With its mix at 0 it is GRPO."""
     if needs.mix and getattr(config, needs.mix) == 0:
         return True
     return needs.zero_on_equal and not needs.term

@@ -91,11 +91,31 @@ class Teachers:
             if not isinstance(training, AveragingClient):
                 raise ConfigError(f"backend {self._run.backend.name} keeps no average of weights")
             training.track_average(self._run.teacher.average_decay)
-        if self.rule == "stale" and last and self._outlives(last["step"]):
-            if not last.get("teacher"):
-                raise DataError(f"checkpoint {last['step']} does not name its stale teacher")
-            self._stale_path = self._folder.resolve(last["teacher"])
-            self._kept = await self._open(self._stale_path)
+        if path := self.kept(last):
+            self._stale_path, self._kept = path, await self._open(path)
+
+    def kept(self, last: Mapping[str, Any] | None) -> str:
+        """Where the stale teacher lies that a run goes on with; "" : it needs none.
+
+        Raises:
+            DataError: the checkpoint does not say.
+        """
+        if self.rule != "stale" or not last or not self._outlives(last["step"]):
+            return ""
+        if not last.get("teacher"):
+            raise DataError(f"checkpoint {last['step']} does not name its stale teacher")
+        return self._folder.resolve(last["teacher"])
+
+    def given(self) -> str | None:
+        """Saved weights of another run that teach in this one; None: of none."""
+        if self.rule == "trained":
+            return sampler_weights(self._run.teacher.teacher_run)
+        return self.first if self.rule == "initial" else None
+
+    @property
+    def first(self) -> str | None:
+        """Saved weights that training began with; None: the base model's."""
+        return started_from(self._run).get("from_weights")
 
     async def of(self, step: int, student: SamplingClient, source: Source) -> Lent:
         """The teacher of update `step`, whose rollout begins.
@@ -114,12 +134,12 @@ class Teachers:
         if self.rule == "stale" and (self._kept is None or self._is_due(step)):
             await self._renew(step, source)
         if self._kept is None:
-            self._kept = await self._open(self._path())
+            self._kept = await self._open(self.given())
         return Lent(self._kept)
 
     async def initial(self) -> SamplingClient:
         """A new client of the weights training began with: what a KL penalty holds on to."""
-        return await self._open(started_from(self._run).get("from_weights"))
+        return await self._open(self.first)
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint must say for `begin`."""
@@ -152,11 +172,6 @@ class Teachers:
         name = self._folder.teacher_path(step - 1).name
         self._stale_path = await source.saved(name)
         self._kept = await self._open(self._stale_path)
-
-    def _path(self) -> str | None:
-        if self.rule == "trained":
-            return sampler_weights(self._run.teacher.teacher_run)
-        return started_from(self._run).get("from_weights")
 
     async def _open(self, path: str | None) -> SamplingClient:
         return await self._backend.create_sampling_client(model_path=path)

@@ -40,7 +40,6 @@ from turncredit.loop.standing import Standing
 from turncredit.loop.teachers import started_from
 from turncredit.loop.updating import updated
 from turncredit.loop.watching import training as trained
-from turncredit.loop.weights import sampler_weights
 from turncredit.record import ledger as ledgers
 from turncredit.record.prices import read_prices
 from turncredit.record.runlog import RunFolder
@@ -132,8 +131,7 @@ class Trainer:
             self._listener.note(remark)
         if lost := set(range(1, done + 1)) - {row["step"] for row in self._folder.metrics()}:
             self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
-        with stepping_back(self._folder, last):
-            await self._check_origins(last)
+        await self._check_origins(last)
         await self._probe(done)
         with stepping_back(self._folder, last):
             training = await self._parts.backend.create_training_client(
@@ -149,13 +147,13 @@ class Trainer:
         return done, training
 
     async def _check_origins(self, last: Mapping[str, Any] | None) -> None:
-        teacher = self._run.teacher.teacher_run
         await check_origins(
             self._parts.backend,
             self._folder,
             last,
             first=started_from(self._run).get("from_weights"),
-            read=[sampler_weights(teacher)] if teacher else [],
+            kept=[*self._looking.kept(last), *self._rollouts.kept(last)],
+            read=self._looking.read(),
         )
 
     async def _probe(self, done: int) -> None:

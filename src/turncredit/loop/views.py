@@ -22,7 +22,7 @@ from turncredit.core.types import Group
 from turncredit.loop import reading, rescoring, silence, teacher
 from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import bounded
-from turncredit.loop.parts import Parts
+from turncredit.loop.parts import Parts, longest_reading
 from turncredit.loop.teachers import Lent
 
 
@@ -66,9 +66,8 @@ class Viewer:
     """
 
     def __init__(self, run: Run, parts: Parts, chat: Chat) -> None:
-        self._parts, self._chat, self._needs = parts, chat, run.needs
+        self._run, self._parts, self._chat, self._needs = run, parts, chat, run.needs
         self._skips = run.teacher.skip_silent
-        self._longest = run.rollout.max_trajectory_tokens + run.rollout.teacher_reserve_tokens
         self.rescores = run.teacher.student_logprobs == "rescored"
 
     def is_silent(self, group: Group, config: Any) -> bool:
@@ -110,7 +109,7 @@ class Viewer:
             [group],
             self._parts.hint,
             self._chat,
-            max_tokens=self._longest,
+            max_tokens=longest_reading(self._run, self._parts.backend.capabilities()),
             front="opening" if self._needs.snapshot == "trained" else "system",
         )
         given: list[Distribution | None] = [None] * len(group.trajectories)

@@ -70,6 +70,21 @@ class RunFolder:
             yield folder
 
     @classmethod
+    def check_free(
+        cls, path: str | Path, *, overwrite: bool = False, remade: Collection[int] = ()
+    ) -> None:
+        """Refuse beforehand what `begun` would refuse; nothing is made or removed.
+
+        Raises:
+            ConfigError: as there.
+        """
+        folder = cls(Path(path))
+        fresh.check_free(folder.path, overwrite=overwrite, remade=remade)
+        if folder.path.exists():
+            with folder.locked():  # nobody else holds it
+                pass
+
+    @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """An existing run.
 

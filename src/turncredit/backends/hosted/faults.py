@@ -61,8 +61,8 @@ class SnapshotExpired(HostedError):
     """The weights a sampling client is bound to are gone."""
 
 
-class StateGone(SnapshotExpired):
-    """The training state that a run was to go on from, or begin with, is gone."""
+class WeightsGone(SnapshotExpired):
+    """Saved weights that were named are gone: a training state, or those of a sampler."""
 
 
 class StateUncertain(HostedError):
@@ -107,11 +107,11 @@ def shortened(text: str) -> str:
 
 
 @contextmanager
-def of_state(service: str, uri: str) -> Iterator[None]:
-    """Around what loads a training state: weights that are gone are this state.
+def of_weights(service: str, uri: str) -> Iterator[None]:
+    """Around what loads saved weights, or looks at them: those that are gone are these.
 
     Raises:
-        StateGone: it is gone. What is said of temporary weights is no help there.
+        WeightsGone: they are gone. What is said of temporary weights is no help there.
     """
     try:
         yield
@@ -120,9 +120,9 @@ def of_state(service: str, uri: str) -> Iterator[None]:
         if isinstance(error, InvalidRequest) and getattr(own, "status_code", 0) != 404:
             raise
         words = shortened(getattr(own, "message", "") or str(own)).rstrip(".")
-        raise StateGone(
-            f"{service} no longer has the training state {uri} ({words}): it was deleted there, or "
-            "its time was over"
+        kind = "sampler weights" if "/sampler_weights/" in uri else "training state"
+        raise WeightsGone(
+            f"{service} no longer has the {kind} {uri} ({words}): deleted there, or out of time"
         ) from error
 
 

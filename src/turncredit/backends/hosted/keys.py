@@ -24,6 +24,7 @@ class Places:
         stored: the file in which the SDK keeps one, or "".
         cure: how to get one, in commands.
         page: where keys are made.
+        unfit: what is wrong with the key that its SDK would use, and refuses; "" : nothing.
     """
 
     service: str
@@ -31,6 +32,7 @@ class Places:
     stored: Callable[[], str]
     cure: str
     page: str
+    unfit: Callable[[], str] = lambda: ""
 
     def found(self) -> list[str]:
         """Those where one lies."""
@@ -40,16 +42,20 @@ class Places:
 
 
 def check_key(backend: str, address: str) -> None:
-    """Refuse to go on without a key. A service on this machine has no accounts and needs none.
+    """Refuse to go on without a key, or with one that the SDK refuses.
+
+    A service on this machine has no accounts and needs none.
 
     Args:
         backend: "pytrio" or "tinker".
         address: of the service; empty: its maker's.
 
     Raises:
-        AuthFailed: there is none, with where to get one.
+        AuthFailed: there is none, with where to get one; or it is of a wrong form.
     """
     places = PLACES[backend]
+    if unfit := places.unfit():
+        raise AuthFailed(unfit)
     if address.startswith(LOCAL) or places.found():
         return
     raise AuthFailed(
@@ -77,6 +83,18 @@ def _tinker() -> str:
     return file if held is None or held.get("default") else ""
 
 
+def _unfit_tinker() -> str:
+    """The SDK takes `tml-` keys and JWTs, on this machine too; else it asks the command for one."""
+    key = os.environ.get("TINKER_API_KEY", "")
+    if not key or key.startswith(("tml-", "eyJ")) or os.environ.get("TINKER_CREDENTIAL_CMD"):
+        return ""
+    return (
+        "TINKER_API_KEY does not begin with tml-, and Tinker's SDK takes no other key, whatever "
+        "the server: export TINKER_API_KEY=tml-..., or unset it where none is needed (a server on "
+        "this machine)"
+    )
+
+
 def _read(file: str, parse: Callable[[str], Any]) -> Mapping[str, Any] | None:
     """What a file holds: nothing where there is none; None where it is damaged, as the SDK says."""
     try:
@@ -102,5 +120,6 @@ PLACES = {
         stored=_tinker,
         cure="export TINKER_API_KEY=..., or tinker auth login (of tinker 0.38)",
         page="https://tinker.thinkingmachines.ai",
+        unfit=_unfit_tinker,
     ),
 }

@@ -34,14 +34,14 @@ async def origin_of(service: str, uri: Uri, look: Callable[[], Awaitable[Any]]) 
         look: asks for something with `base_model` and `lora_rank`.
 
     Raises:
-        StateGone: they are a training state that is gone. Not every service answers for sampler
+        WeightsGone: they are a training state that is gone. Not every service answers for sampler
             weights, so that nothing is concluded there.
         AuthFailed: and `BillingStopped`, as for any call.
     """
     try:
-        with faults.of_state(service, str(uri)):
+        with faults.of_weights(service, str(uri)):
             found = await look()
-    except faults.StateGone:
+    except faults.WeightsGone:
         if uri.kind == "state":
             raise
         return Origin()

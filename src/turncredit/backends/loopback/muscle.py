@@ -79,7 +79,7 @@ class Muscle:
         folder: Path,
         *,
         quirks: Quirks | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - what is saved outlives processes
     ) -> None:
         self.backend, self.folder, self.quirks = backend, folder, quirks or Quirks()
         self._runs: dict[str, _Run] = {}
@@ -280,8 +280,8 @@ class Muscle:
         return out
 
     async def score(self, saved: Saved | None, tokens: Ids) -> ScoreResult:
-        """Log-probs (T,) of all tokens, NaN first."""
-        self._fits(len(tokens), "a prompt")
+        """Log-probs (T,) of all tokens, NaN first; a token is sampled on the way."""
+        self._fits(len(tokens) + 1, "a prompt with its answer")
         return await (await self.sampler(saved)).compute_logprobs(tokens)
 
     async def aclose(self) -> None:

@@ -88,7 +88,7 @@ class PytrioBackend:
 
         Raises:
             ConfigError: they do not fit; or not a trio:// URI.
-            StateGone: training cannot go on from them.
+            WeightsGone: they are gone.
         """
         uri = uris.parse(path, "trio")
         uri = uri if use == "sample" else uri.as_kind("state")
@@ -102,6 +102,11 @@ class PytrioBackend:
         )
         config = self.config
         check_fit(path, found, use, base_model=config.base_model, lora_rank=config.lora_rank)
+        if use == "sample":
+            # Whether samplers are there, services do not say; they refuse to open what is not.
+            with faults.of_weights("PyTRIO", str(uri)):
+                client = await self.create_sampling_client(model_path=str(uri))
+            await client.close()
 
     def use_reduction(self, reduction: str) -> None:
         """What the service was found to make of per-token losses.
@@ -225,7 +230,7 @@ class PytrioBackend:
         self, load: Callable[[str], Awaitable[Any]], uri: str, use: WeightsUse
     ) -> Any:
         await self.check_weights(uri, use=use)
-        with faults.of_state("PyTRIO", uri):
+        with faults.of_weights("PyTRIO", uri):
             return await self._shared.call(f"loading {uri}", lambda: load(uri))
 
     @property

@@ -84,10 +84,10 @@ class TinkerBackend:
         return counts.abandoned, counts.abandoned_usage
 
     def check_key(self) -> None:
-        """Refuse to go on without a key.
+        """Refuse to go on without a key that the SDK takes.
 
         Raises:
-            AuthFailed: there is none.
+            AuthFailed: there is none, or it does not begin with `tml-`.
         """
         keys.check_key("tinker", self._address)
 
@@ -96,13 +96,18 @@ class TinkerBackend:
 
         Raises:
             ConfigError: they do not fit; or not a tinker:// URI.
-            StateGone: training cannot go on from them.
+            WeightsGone: they are gone.
         """
         uri = uris.parse(path, "tinker")
         uri = uri if use == "sample" else uri.as_kind("state")
         found = await origin_of("Tinker", uri, lambda: self._look(str(uri)))
         config = self.config
         check_fit(path, found, use, base_model=config.base_model, lora_rank=config.lora_rank)
+        if use == "sample":
+            # Whether samplers are there, services do not say; they refuse to open what is not.
+            with faults.of_weights("Tinker", str(uri)):
+                client = await self.create_sampling_client(model_path=str(uri))
+            await client.close()
 
     def listen(self, say: Callable[[str], None]) -> None:
         """Say in words when the service, or its SDK, makes us wait."""
@@ -201,7 +206,7 @@ class TinkerBackend:
 
     async def _loaded(self, service: Any, method: str, uri: str, use: WeightsUse) -> Any:
         await self.check_weights(uri, use=use)
-        with faults.of_state("Tinker", uri):
+        with faults.of_weights("Tinker", uri):
             return await self._link.ask(f"loading {uri}", lambda: sdk.made(service, method, uri))
 
     async def _look(self, uri: str) -> Any:

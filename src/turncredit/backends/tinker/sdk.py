@@ -54,10 +54,22 @@ async def made(owner: Any, method: str, *args: Any, **kwargs: Any) -> Any:
 
     Of old versions even an `_async` twin may block, and no deadline or Ctrl-C is heard meanwhile.
     """
+    if takes(getattr(owner, method), "retry_config"):
+        kwargs |= _patience()
     call = partial(getattr(owner, method), *args, **kwargs)
     if "Future" in str(inspect.signature(call.func).return_annotation):
         return await settled(call())
     return await aside(call)
+
+
+def _patience() -> dict[str, Any]:
+    """How long a sampler waits is for our own deadlines to say.
+
+    The SDK's look for calls that are stuck goes by the wall clock: set forward by two hours while
+    one is under way, it ends every new one.
+    """
+    handler = require("tinker.lib.retry_handler", 'backend "tinker"', "tinker")
+    return {"retry_config": handler.RetryConfig(enable_stuck_detection=False)}
 
 
 def rest(package: Any, service: Any, options: Mapping[str, Any]) -> Any:
