@@ -7,14 +7,15 @@ of more than a nat is an alignment fault; of a few hundredths, the rounding of b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from turncredit.core.datum import Datum
-from turncredit.core.errors import BackendError
+from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import SamplingClient, SamplingParams, Tokenizer, TrainingClient
-from turncredit.core.types import Array
+from turncredit.core.types import Array, Message
 
 WARN, REFUSE = 0.05, 1.0  # nats per token
 SAME = 1e-3  # up to here sampled log-probs serve as well as rescored ones
@@ -84,8 +85,18 @@ def example_characters() -> int:
 
 def example_prompt(tokenizer: Tokenizer) -> list[int]:
     """A short chat in the model's own template."""
-    text = tokenizer.render(_MESSAGES, tools=(), add_generation_prompt=True)
-    return tokenizer.encode(text, parse_special=True)
+
+    def written(messages: Sequence[Message]) -> list[int]:
+        text = tokenizer.render(messages, tools=(), add_generation_prompt=True)
+        return tokenizer.encode(text, parse_special=True)
+
+    try:
+        return written(_MESSAGES)
+    except ConfigError:  # the tokenizer's own word on what is wrong
+        raise
+    except Exception:  # noqa: BLE001 - templates raise what they like, some at a system message
+        said = "\n".join(message["content"] for message in _MESSAGES)
+        return written([{"role": "user", "content": said}])
 
 
 async def measure(

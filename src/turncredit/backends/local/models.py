@@ -33,12 +33,19 @@ def is_present(name: str) -> bool:
 
 
 def positions(name: str) -> int | None:
-    """The longest sequence the model was made for, when its folder is here; else None."""
+    """The longest sequence the model was made for, when its folder is here; else None.
+
+    Raises:
+        ConfigError: its config.json cannot be read.
+    """
     folder = Path(resolve(name))
     if not (folder / "config.json").is_file():
         return None
-    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    longest = found.get("max_position_embeddings")
+    try:
+        found = json.loads((folder / "config.json").read_bytes())
+        longest = found.get("max_position_embeddings")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{folder}/config.json is damaged: fetch the model again") from error
     return longest if isinstance(longest, int) else None
 
 
