@@ -51,18 +51,31 @@ class MismatchReport:
             "mismatch/outside_band": self.outside_band,
         }
 
-    def judge(self) -> list[str]:
+    def judge(self, student: str = "auto") -> list[str]:
         """Warnings to show.
+
+        Args:
+            student: where the student's log-probs come from (`--student-logprobs`).
 
         Raises:
             BackendError: the paths do not describe the same tokens.
         """
         warnings: list[str] = []
-        pairs = (
-            ("sampled and rescored", self.sample_vs_score_max, self.sample_vs_score_mean),
-            ("rescored and trained", self.score_vs_train_max, self.score_vs_train_mean),
+        cure = (
+            "the student's side of gaps is best rescored (--student-logprobs rescored)"
+            if student == "sampled"
+            else f"the student's side of gaps is rescored (--student-logprobs {student})"
         )
-        for names, largest, mean in pairs:
+        pairs = (
+            ("sampled and rescored", self.sample_vs_score_max, self.sample_vs_score_mean, cure),
+            (
+                "rescored and trained",
+                self.score_vs_train_max,
+                self.score_vs_train_mean,
+                "ratios are not 1 before anything is trained (mismatch/outside_band)",
+            ),
+        )
+        for names, largest, mean, remark in pairs:
             # Not (a <= b): a NaN must be refused, too.
             if not largest <= REFUSE:
                 raise BackendError(
@@ -73,7 +86,7 @@ class MismatchReport:
             if largest > WARN:
                 warnings.append(
                     f"{names} log-probs differ by up to {largest:.3f} nats (mean {mean:.4f}), as "
-                    "in bfloat16: student log-probs are best rescored (--student-logprobs rescored)"
+                    f"in bfloat16: {remark}"
                 )
         return warnings
 

@@ -273,8 +273,8 @@ def _print(
         print(f"  {'money, ' + price.currency:20}{cells}   by {price}")
     if price is not None and not _foretold(price, seconds):
         print(
-            f"  {'money: ' if price.prefill is None else 'and '}{price.hour:g} {price.currency} for "
-            f"each hour of the machine, by {price}: how many hours is not foretold"
+            f"  {'money: ' if price.prefill is None else 'and '}{price.hour:g} {price.currency} "
+            f"for each hour of the machine, by {price}: how many hours is not foretold"
         )
     if assumed:
         print(assumed)

@@ -48,6 +48,9 @@ class Parser(argparse.ArgumentParser):
             message += did_you_mean(found[1].partition("=")[0], known)
         elif found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             message += did_you_mean(found[1], re.findall(r"[\w.:-]+", found[2]))
+        elif message.startswith("the following arguments are required: "):
+            lists = (a.choices for a in self._actions if a.required and a.choices)
+            message += "".join(f" ({', '.join(map(str, choices))})" for choices in lists)
         self.exit(2, f"turncredit: {message}\n")
 
 

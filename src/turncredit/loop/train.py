@@ -180,9 +180,10 @@ class Trainer:
         finally:
             await client.close()
         self._mismatch = report.metrics()
-        for warning in report.judge():
+        student = self._run.teacher.student_logprobs
+        for warning in report.judge(student):
             self._listener.note(warning)
-        if self._run.teacher.student_logprobs == "auto":
+        if student == "auto":
             self._looking.viewer.rescores = report.prefers_rescoring
 
     # ── one update ───────────────────────────────────────────────────────────────────────────
