@@ -38,6 +38,10 @@ def test_every_command_exists_and_has_help(name: str, capsys: pytest.CaptureFixt
         (["train", "--recipe", "household-agentops"], 'Did you mean "household-agentopsd"?'),
         (["train", "--std", "populaton"], 'Did you mean "population"?'),
         (["eval", "--policy", "walktrough"], 'Did you mean "walkthrough"?'),
+        (["train", "--backend", "tinker", "--quantize", "4bit"], 'of backend "local", not chosen'),
+        (["train", "--backend", "tinker", "--no-lean"], 'of backend "local", not chosen'),
+        (["train", "--env", "toy", "--size", "small"], 'of env "household", not chosen'),
+        (["serve-loopback", "tinker", "--port", "99999"], "use 0 (any free one) to 65535"),
     ],
 )
 def test_a_mistyped_word_is_answered(
