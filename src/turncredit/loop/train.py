@@ -135,17 +135,18 @@ class Trainer:
         with stepping_back(self._folder, last):
             await self._check_origins(last)
         await self._probe(done)
-        with stepping_back(self._folder, last):
-            training = await self._parts.backend.create_training_client(
-                seed=self._run.schedule.seed,
-                save_dir=str(self._folder.checkpoint_dir),
-                from_state=self._folder.resolve(last["state"]) if last else None,
-                **({} if last else started_from(self._run)),
-            )
-        await self._looking.begin(training, last)
-        await self._rollouts.begin(training, last)
-        if last is None:
-            await self._check_logprobs(training)
+        with self._phase(done + 1, "start"):
+            with stepping_back(self._folder, last):
+                training = await self._parts.backend.create_training_client(
+                    seed=self._run.schedule.seed,
+                    save_dir=str(self._folder.checkpoint_dir),
+                    from_state=self._folder.resolve(last["state"]) if last else None,
+                    **({} if last else started_from(self._run)),
+                )
+            await self._looking.begin(training, last)
+            await self._rollouts.begin(training, last)
+            if last is None:
+                await self._check_logprobs(training)
         return done, training
 
     async def _check_origins(self, last: Mapping[str, Any] | None) -> None:
