@@ -121,6 +121,20 @@ def test_hours_are_not_free(
     assert said == pytest.approx(totals["seconds"]["step"] + paid, abs=0.006, rel=0.06)
 
 
+def test_a_run_that_learnt_nothing_is_no_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = ["--tasks-per-update", "1", "--group-size", "2", "--max-steps", "1"]
+    toy = ["train", "--runs-dir", str(tmp_path), *size]
+    plain = [*toy, "--recipe", "toy-grpo", "--run-name", "a"]
+    assert main(plain) == 0
+    run, remark = str(tmp_path / "a"), "no teacher read anything"
+    capsys.readouterr()
+    for recipe, remarked in (("toy-agentopsd", True), ("toy-grpo", False)):
+        assert main([*toy, "--recipe", recipe, "--dry-run", run]) == 0
+        assert (remark in capsys.readouterr().out) == remarked
+
+
 def test_what_costs_little_is_not_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[[price]]\nservice = "tabular"\nprefill = 0.0\nsample = 0.01\ntrain = 0.0\n')

@@ -65,10 +65,9 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         ConfigError: the backend cannot run it.
         DataError: there is no such run, or its prices cannot be read.
     """
-    known = _known(run.backend)
+    known, teacher = _known(run.backend), run.method.load("method").target.NEEDS_TEACHER
     if known is not None:
-        needs_teacher = run.method.load("method").target.NEEDS_TEACHER
-        check_backend(run, known, teacher=needs_teacher)
+        check_backend(run, known, teacher=teacher)
     price, unpriced = _price(run.backend, run.log.prices)
     schedule = run.schedule
     left, tasks = schedule.max_steps - done, schedule.tasks_per_update
@@ -81,6 +80,11 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         wanted = left * tasks * schedule.group_size
         parts, seconds = _as_in(Path(like), trajectories=wanted)
         columns = {f"as in {like}": parts}
+        if teacher and not _tokens(parts, "", "teacher"):
+            assumed = (
+                f"no teacher read anything in {like}, as where all members of a group fail: runs "
+                "that learn read and train more. --dry-run alone counts it"
+            )
     else:
         environment: Environment = run.env.load("env").create(run.env.config)
         place, game = _place(run.backend, known, price), game_of(run)

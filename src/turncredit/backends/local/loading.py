@@ -87,11 +87,9 @@ def _read(name: str, where: str, options: Mapping[str, Any]) -> Any:
     Raises:
         BackendError: they cannot be fetched or read, or are not those of its config.json.
     """
-    model: Any
+    loaded: Any
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            where, output_loading_info=True, **options
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(f'model "{name}": {error}') from error
     except SafetensorError as error:
@@ -102,6 +100,7 @@ def _read(name: str, where: str, options: Mapping[str, Any]) -> Any:
         raise BackendError(
             f'model "{name}": its weights are not those of its config.json ({error})'
         ) from error
+    model, found = loaded
     if missing := sorted(found["missing_keys"]):  # they would be random numbers
         raise BackendError(
             f'model "{name}": its files lack {len(missing)} weights of its config.json '
