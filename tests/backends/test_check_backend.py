@@ -211,6 +211,11 @@ def test_mismatch_is_judged() -> None:
     assert not report(1e-5, 0).prefers_rescoring
     assert report(2e-3, 0).prefers_rescoring
     assert "bfloat16" in report(0.2, 0).judge()[0]
+    # What is done already is not advised.
+    assert "best rescored" in report(0.2, 0).judge("sampled")[0]
+    for setting in ("auto", "rescored"):
+        assert f"is rescored (--student-logprobs {setting})" in report(0.2, 0).judge(setting)[0]
+    assert "--student-logprobs" not in report(0, 0.2).judge("sampled")[0]
     for broken in (report(0.1, 1.5), report(float("nan"), 0)):
         with pytest.raises(BackendError, match="shifted by one"):
             broken.judge()

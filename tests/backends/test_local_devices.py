@@ -160,8 +160,11 @@ def test_four_bits_need_an_adapter() -> None:
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    for settings in (Config(quantize="4bit"), Config(optimizer="adamw8bit")):
-        with pytest.raises(MissingExtra, match=r"turncredit\[gpu\]"):
+    for settings, flag in (
+        (Config(quantize="4bit"), "--quantize 4bit"),
+        (Config(optimizer="adamw8bit"), "--optimizer adamw8bit"),
+    ):
+        with pytest.raises(MissingExtra, match=rf"^{flag} needs .*turncredit\[gpu\]"):
             create(settings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ pytest.importorskip("torch")
 import tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from turncredit.backends.local import Config, create
-from turncredit.backends.local.models import resolve
+from turncredit.backends.local.loading import load_policy
+from turncredit.backends.local.models import positions, resolve
 from turncredit.backends.local.tokenizer import HfTokenizer
-from turncredit.core.errors import ConfigError
+from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.errors import BackendError, ConfigError
 
 TOKENIZER = HfTokenizer(tiny_models.tokenizer())
 MARKS = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<tool_call>", "<|im_", "end|>", "a", " "]
@@ -64,3 +68,68 @@ def test_settings_are_checked() -> None:
         Config(lora_rank=-1)
     with pytest.raises(ConfigError, match="no device"):
         create(Config(device="gpu"))
+
+
+# ── damaged models ───────────────────────────────────────────────────────────────────────────
+
+
+def shortened(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_last_layer(path: Path) -> None:
+    kept = {name: t for name, t in load_file(path).items() if ".layers.1." not in name}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def of_another_width(path: Path) -> None:
+    file = path.with_name("config.json")
+    file.write_text(file.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (shortened, "safetensors are damaged .*fetch it again"),
+        (without_last_layer, r"lack 9 weights .*model\.layers\.1\..*fetch it again"),
+        (of_another_width, "not those of its config.json"),
+    ],
+)
+def test_damaged_weights_are_said_in_words(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    """Missing ones would be random numbers: other games, and other scores, at every start."""
+    folder = tiny_models.write_model(tmp_path)
+    damage(tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match=said):
+        load_policy(Config(base_model=folder, threads=1), lora_rank=4)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_damaged_configuration_is_said_in_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
+        positions(str(tmp_path))
+
+
+def test_a_damaged_template_is_said_in_words() -> None:
+    words = tiny_models.tokenizer()
+    words.chat_template = "{% if %}"
+    with pytest.raises(ConfigError, match=r"chat template .* damaged .*fetch the model again"):
+        HfTokenizer(words)
+
+
+def test_a_template_without_system_messages_has_an_example() -> None:
+    """Such a model plays: its instructions stand in the first message of the user."""
+    words = tiny_models.tokenizer()
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    words.chat_template = refuses + words.chat_template
+    text = HfTokenizer(words).decode(example_prompt(HfTokenizer(words)))
+    assert "in a house" in text
+    assert "look for a mug" in text
+
+
+def test_all_parameters_are_not_trained_in_bfloat16() -> None:
+    """Said with the settings, before an old run is replaced."""
+    with pytest.raises(ConfigError, match="loses small updates"):
+        Config(dtype="bfloat16", lora_rank=0)

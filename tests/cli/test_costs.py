@@ -158,3 +158,18 @@ def test_a_name_alone_is_looked_for_among_the_runs(
     monkeypatch.chdir(tmp_path)
     assert main(["costs", "mine"]) == 2
     assert 'Did you mean "runs/mine"?' in capsys.readouterr().err
+
+
+def test_seconds_of_the_start_have_a_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading a model takes longer than a small update: the sum must show where time went."""
+    size = ["--tasks-per-update", "2", "--group-size", "2", "--max-steps", "2"]
+    toy = ["--recipe", "toy-agentopsd", "--runs-dir", str(tmp_path), "--run-name"]
+    assert main(["train", *toy, "a", *size]) == 0
+    first, second = RunFolder.open(tmp_path / "a").ledger()
+    assert "start" in first["seconds"]
+    assert "start" not in second["seconds"]
+    capsys.readouterr()
+    assert main(["costs", str(tmp_path / "a")]) == 0
+    assert ", start " in capsys.readouterr().out

@@ -97,6 +97,53 @@ def test_a_table_for_another_model_is_said_to_be_one(
     assert "an entry without model is for all" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("tokens", ["", "prefill = 1000\nsample = 1000\ntrain = 1000\n"])
+def test_hours_are_not_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str
+) -> None:
+    """Nobody knows how long a run takes; a run that was made says it, in its ledger's seconds."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[[price]]\nservice = "tabular"\nhour = 3600\n{tokens}')
+    size = ["--tasks-per-update", "2", "--group-size", "2", "--runs-dir", str(tmp_path)]
+    toy = ["train", "--recipe", "toy-agentopsd", *size, "--max-steps", "2"]
+    priced = [*toy, "--prices", str(file), "--max-cost", "9"]
+    assert main([*priced, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "3600 USD for each hour of the machine" in out
+    assert ("money, USD" in out) == bool(tokens)  # what tokens cost is foretold
+    assert "--max-cost 9 counts hours too: when it ends it is not foretold" in out
+    assert main([*toy, "--run-name", "a"]) == 0
+    totals = Ledger.resume(RunFolder.open(tmp_path / "a").ledger()).totals()
+    capsys.readouterr()
+    assert main([*priced, "--dry-run", str(tmp_path / "a")]) == 0
+    said = float(capsys.readouterr().out.split("money, USD")[1].split()[0])
+    paid = sum(totals["tokens"][kind] or 0 for kind in forecast.KINDS) / 1000 if tokens else 0.0
+    assert said == pytest.approx(totals["seconds"]["step"] + paid, abs=0.006, rel=0.06)
+
+
+def test_a_run_that_learnt_nothing_is_no_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = ["--tasks-per-update", "1", "--group-size", "2", "--max-steps", "1"]
+    toy = ["train", "--runs-dir", str(tmp_path), *size]
+    plain = [*toy, "--recipe", "toy-grpo", "--run-name", "a"]
+    assert main(plain) == 0
+    run, remark = str(tmp_path / "a"), "no teacher read anything"
+    capsys.readouterr()
+    for recipe, remarked in (("toy-agentopsd", True), ("toy-grpo", False)):
+        assert main([*toy, "--recipe", recipe, "--dry-run", run]) == 0
+        assert (remark in capsys.readouterr().out) == remarked
+
+
+def test_what_costs_little_is_not_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[[price]]\nservice = "tabular"\nprefill = 0.0\nsample = 0.01\ntrain = 0.0\n')
+    flags = ["--max-steps", "1", "--prices", str(file), "--dry-run"]
+    assert main(["train", "--recipe", "toy-agentopsd", *flags]) == 0
+    likely, most = capsys.readouterr().out.split("money, USD")[1].split()[:2]
+    assert 0 < float(likely) < float(most) < 0.005
+
+
 def test_faults_in_words() -> None:
     from turncredit.backends.loopback.faults import parse
 

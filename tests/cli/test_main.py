@@ -11,6 +11,7 @@ import pytest
 from turncredit import config
 from turncredit.cli import main as cli
 from turncredit.core import registry
+from turncredit.core.checks import CheckResult
 
 
 def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +38,10 @@ def test_every_command_exists_and_has_help(name: str, capsys: pytest.CaptureFixt
         (["train", "--recipe", "household-agentops"], 'Did you mean "household-agentopsd"?'),
         (["train", "--std", "populaton"], 'Did you mean "population"?'),
         (["eval", "--policy", "walktrough"], 'Did you mean "walkthrough"?'),
+        (["train", "--backend", "tinker", "--quantize", "4bit"], 'of backend "local", not chosen'),
+        (["train", "--backend", "tinker", "--no-lean"], 'of backend "local", not chosen'),
+        (["train", "--env", "toy", "--size", "small"], 'of env "household", not chosen'),
+        (["serve-loopback", "tinker", "--port", "99999"], "use 0 (any free one) to 65535"),
     ],
 )
 def test_a_mistyped_word_is_answered(
@@ -50,6 +55,42 @@ def test_a_mistyped_word_is_answered(
     shown = capsys.readouterr().err
     assert answer in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["models"], "action (list, get)"),
+        (["serve-loopback"], "service (pytrio, tinker)"),
+        (["check-backend"], "required: NAME\n"),
+        (["check-env"], "required: NAME\n"),
+    ],
+)
+def test_what_is_missing_is_said_with_its_choices(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(argv)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "remarked"), [("auto", True), ("float32", False)])
+def test_failures_that_may_be_rounding_are_said_to_be(
+    dtype: str,
+    remarked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    from turncredit.cli import check_backend
+
+    async def failing(*_: object) -> list[CheckResult]:
+        return [CheckResult("log-probs agree", False, "apart by 0.1 nats")]
+
+    monkeypatch.setattr(check_backend, "check_backend", failing)
+    assert cli.main(["check-backend", "local", "--dtype", dtype]) == 1
+    assert ("--dtype float32 tells" in capsys.readouterr().out) == remarked
 
 
 def test_flags_are_unique_across_sections_and_components() -> None:

@@ -326,7 +326,7 @@ def test_without_a_price_there_is_no_money_and_it_is_said() -> None:
     assert 'no price is known for backend "stub"' in books.priced
     rates = {"prefill": 1.0, "sample": 1.0, "train": 1.0}
     known = [Price(service="stub", model="dear", **rates), Price(service="stab", hour=1.0)]
-    assert accounts(None, *known).priced.endswith("(costs RUN --model): dear")
+    assert accounts(None, *known).priced.endswith("--priced-as): dear")
     assert accounts(None, known[1]).priced.endswith('Did you mean "stab"?')
 
 

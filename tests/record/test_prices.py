@@ -46,7 +46,9 @@ def test_what_may_have_been_meant_is_named() -> None:
     assert "Did you mean" not in text
     models = [price.model for price in prices.entries if price.service == "tinker"]
     assert "an entry without model is for all" in text
-    assert text.endswith(f"that has one (costs RUN --model): {', '.join(models)}")
+    assert text.endswith(
+        f"that has one (costs RUN --model, serve-loopback --priced-as): {', '.join(models)}"
+    )
 
 
 def test_four_rates_and_an_hour() -> None:

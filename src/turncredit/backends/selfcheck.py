@@ -7,14 +7,15 @@ of more than a nat is an alignment fault; of a few hundredths, the rounding of b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from turncredit.core.datum import Datum
-from turncredit.core.errors import BackendError
+from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.protocols import SamplingClient, SamplingParams, Tokenizer, TrainingClient
-from turncredit.core.types import Array
+from turncredit.core.types import Array, Message
 
 WARN, REFUSE = 0.05, 1.0  # nats per token
 SAME = 1e-3  # up to here sampled log-probs serve as well as rescored ones
@@ -50,18 +51,31 @@ class MismatchReport:
             "mismatch/outside_band": self.outside_band,
         }
 
-    def judge(self) -> list[str]:
+    def judge(self, student: str = "auto") -> list[str]:
         """Warnings to show.
+
+        Args:
+            student: where the student's log-probs come from (`--student-logprobs`).
 
         Raises:
             BackendError: the paths do not describe the same tokens.
         """
         warnings: list[str] = []
-        pairs = (
-            ("sampled and rescored", self.sample_vs_score_max, self.sample_vs_score_mean),
-            ("rescored and trained", self.score_vs_train_max, self.score_vs_train_mean),
+        cure = (
+            "the student's side of gaps is best rescored (--student-logprobs rescored)"
+            if student == "sampled"
+            else f"the student's side of gaps is rescored (--student-logprobs {student})"
         )
-        for names, largest, mean in pairs:
+        pairs = (
+            ("sampled and rescored", self.sample_vs_score_max, self.sample_vs_score_mean, cure),
+            (
+                "rescored and trained",
+                self.score_vs_train_max,
+                self.score_vs_train_mean,
+                "ratios are not 1 before anything is trained (mismatch/outside_band)",
+            ),
+        )
+        for names, largest, mean, remark in pairs:
             # Not (a <= b): a NaN must be refused, too.
             if not largest <= REFUSE:
                 raise BackendError(
@@ -72,7 +86,7 @@ class MismatchReport:
             if largest > WARN:
                 warnings.append(
                     f"{names} log-probs differ by up to {largest:.3f} nats (mean {mean:.4f}), as "
-                    "in bfloat16: student log-probs are best rescored (--student-logprobs rescored)"
+                    f"in bfloat16: {remark}"
                 )
         return warnings
 
@@ -84,8 +98,18 @@ def example_characters() -> int:
 
 def example_prompt(tokenizer: Tokenizer) -> list[int]:
     """A short chat in the model's own template."""
-    text = tokenizer.render(_MESSAGES, tools=(), add_generation_prompt=True)
-    return tokenizer.encode(text, parse_special=True)
+
+    def written(messages: Sequence[Message]) -> list[int]:
+        text = tokenizer.render(messages, tools=(), add_generation_prompt=True)
+        return tokenizer.encode(text, parse_special=True)
+
+    try:
+        return written(_MESSAGES)
+    except ConfigError:  # the tokenizer's own word on what is wrong
+        raise
+    except Exception:  # noqa: BLE001 - templates raise what they like, some at a system message
+        said = "\n".join(message["content"] for message in _MESSAGES)
+        return written([{"role": "user", "content": said}])
 
 
 async def measure(

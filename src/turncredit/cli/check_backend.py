@@ -22,6 +22,10 @@ from turncredit.core.errors import ConfigError
 from turncredit.core.protocols import Backend, RemoteBackend
 
 HELP = "conformance suite of a backend"
+_BOUNDS = (
+    "The bounds are those of float32. In bfloat16, which --dtype auto may have taken, rounding "
+    "alone exceeds them: --dtype float32 tells whether it was that"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
     component, config, _ = suite.chosen("backend", args.backend, words)
     with tempfile.TemporaryDirectory(prefix="turncredit-check-") as folder:
         if not loopback:
-            return suite.report(asyncio.run(_check(component, config, Path(folder))))
+            status = suite.report(asyncio.run(_check(component, config, Path(folder))))
+            if status and getattr(config, "dtype", "float32") != "float32":
+                print(_BOUNDS)
+            return status
         return _against_loopback(component, config, Path(folder))
 
 

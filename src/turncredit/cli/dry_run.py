@@ -65,10 +65,9 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         ConfigError: the backend cannot run it.
         DataError: there is no such run, or its prices cannot be read.
     """
-    known = _known(run.backend)
+    known, teacher = _known(run.backend), run.method.load("method").target.NEEDS_TEACHER
     if known is not None:
-        needs_teacher = run.method.load("method").target.NEEDS_TEACHER
-        check_backend(run, known, teacher=needs_teacher)
+        check_backend(run, known, teacher=teacher)
     price, unpriced = _price(run.backend, run.log.prices)
     schedule = run.schedule
     left, tasks = schedule.max_steps - done, schedule.tasks_per_update
@@ -76,10 +75,16 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         f"dry run: {_count(left, 'update')} of {_count(tasks, 'task')} x {schedule.group_size} "
         f"trajectories, method {run.method.name}, on {run.backend.name}. Nothing was called"
     )
-    assumed = ""
+    assumed, seconds = "", None
     if like:
         wanted = left * tasks * schedule.group_size
-        columns = {f"as in {like}": _as_in(Path(like), trajectories=wanted)}
+        parts, seconds = _as_in(Path(like), trajectories=wanted)
+        columns = {f"as in {like}": parts}
+        if teacher and not _tokens(parts, "", "teacher"):
+            assumed = (
+                f"no teacher read anything in {like}, as where all members of a group fail: runs "
+                "that learn read and train more. --dry-run alone counts it"
+            )
     else:
         environment: Environment = run.env.load("env").create(run.env.config)
         place, game = _place(run.backend, known, price), game_of(run)
@@ -94,8 +99,8 @@ def training(run: Run, like: str = "", done: int = 0) -> None:
         turns = forecast_run.plan_of(run, found, demand, place, done=done, most=False).turns
         likely = f", {forecast_run.assumed(run, place)}"
         assumed = f"{_assumed(found, turns, game, likely)}, every group trained on. {_REHEARSE}"
-    _print(columns, price, unpriced, assumed)
-    _print_limit(run.log.max_cost, _as_counted(columns, known), price, left)
+    _print(columns, price, unpriced, assumed, seconds)
+    _print_limit(run.log.max_cost, _as_counted(columns, known), price, left, seconds)
 
 
 def evaluation(
@@ -166,14 +171,16 @@ def supervised(
         f"dry run: {_count(left, 'update')} of {batch} of {_count(lessons.learn, 'demonstration')}"
         f"{aside if lessons.aside else ''}, on {settings.backend.name}. Nothing was called"
     )
+    seconds = None
     if like:
-        columns, assumed = {f"as in {like}": _as_in(Path(like), updates=left)}, ""
+        parts, seconds = _as_in(Path(like), updates=left)
+        columns, assumed = {f"as in {like}": parts}, ""
     else:
         columns = _two((foreseen[0][1], foreseen[1][1]))
         known_lengths = "lengths as they were gathered" if gathered else _lengths(both)
         assumed = f"likely: {known_lengths}. {_REHEARSE}"
-    _print(columns, price, unpriced, assumed)
-    _print_limit(settings.log.max_cost, _as_counted(columns, known), price, left)
+    _print(columns, price, unpriced, assumed, seconds)
+    _print_limit(settings.log.max_cost, _as_counted(columns, known), price, left, seconds)
 
 
 def _foreseen(
@@ -221,12 +228,13 @@ def _as_counted(columns: Mapping[str, Parts], known: Capabilities | None) -> Map
     return {name: forecast.in_full(parts) for name, parts in columns.items()}
 
 
-def _as_in(folder: Path, *, trajectories: int = 0, updates: int = 0) -> Parts:
+def _as_in(folder: Path, *, trajectories: int = 0, updates: int = 0) -> tuple[Parts, float]:
+    """Tokens and seconds of more of what a run did."""
     totals = Ledger.resume(RunFolder.open(folder).ledger()).totals()
     played = (totals.get("games") or {}).get("played", 0)
-    if updates:
-        return {"": forecast.like(totals, totals["steps"], updates)}
-    return {"": forecast.like(totals, played, trajectories)}
+    had, wanted = (totals["steps"], updates) if updates else (played, trajectories)
+    seconds = totals["seconds"].get("step", 0.0) * wanted / max(1, had)
+    return {"": forecast.like(totals, had, wanted)}, seconds
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────
@@ -248,7 +256,14 @@ def _assumed(found: forecast.Texts, turns: float, game: Game, besides: str = "")
     )
 
 
-def _print(columns: Mapping[str, Parts], price: Price | None, unpriced: str, assumed: str) -> None:
+def _print(
+    columns: Mapping[str, Parts],
+    price: Price | None,
+    unpriced: str,
+    assumed: str,
+    seconds: float | None = None,
+) -> None:
+    """The table, and what it assumes; `seconds` only where a run says how long it took."""
     width = max(12, *(len(name) + 2 for name in columns))
     print(f"  {'tokens':20}" + "".join(f"{name:>{width}}" for name in columns))
     for row, label in _ROWS.items():
@@ -257,12 +272,27 @@ def _print(columns: Mapping[str, Parts], price: Price | None, unpriced: str, ass
             print(f"  {label:20}" + "".join(f"{short(n):>{width}}" for n in numbers))
     if price is None:
         print(f"  money: unknown: {unpriced}")
-    else:
-        amounts = [forecast.money(parts, price) for parts in columns.values()]
-        cells = "".join(f"{amount:>{width},.2f}" for amount in amounts)
+    if price is not None and (price.prefill is not None or _foretold(price, seconds)):
+        amounts = [forecast.money(parts, price, seconds or 0.0) for parts in columns.values()]
+        cells = "".join(f"{_amount(amount):>{width}}" for amount in amounts)
         print(f"  {'money, ' + price.currency:20}{cells}   by {price}")
+    if price is not None and not _foretold(price, seconds):
+        print(
+            f"  {'money: ' if price.prefill is None else 'and '}{price.hour:g} {price.currency} "
+            f"for each hour of the machine, by {price}: how many hours is not foretold"
+        )
     if assumed:
         print(assumed)
+
+
+def _foretold(price: Price, seconds: float | None) -> bool:
+    """Whether the price is known in all: hours are, where a run says how long it took."""
+    return not price.hour or seconds is not None
+
+
+def _amount(amount: float) -> str:
+    """In hundredths; of less than one a digit, since it is not nothing."""
+    return f"{amount:.1g}" if 0 < amount < 0.005 else f"{amount:,.2f}"
 
 
 def _tokens(parts: Parts, name: str, kind: str) -> int:
@@ -271,11 +301,18 @@ def _tokens(parts: Parts, name: str, kind: str) -> int:
 
 
 def _print_limit(
-    limit: float | None, columns: Mapping[str, Parts], price: Price | None, left: int
+    limit: float | None,
+    columns: Mapping[str, Parts],
+    price: Price | None,
+    left: int,
+    seconds: float | None = None,
 ) -> None:
     if limit is None or price is None:
         return
+    if not _foretold(price, seconds):
+        print(f"--max-cost {limit:g} counts hours too: when it ends it is not foretold")
+        return
     for name, parts in columns.items():
-        amount = forecast.money(parts, price)
+        amount = forecast.money(parts, price, seconds or 0.0)
         fits = left if amount <= limit else int(left * limit / amount)
         print(f"--max-cost {limit:g} ends it after about {fits} of {left} ({name})")

@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -39,16 +40,42 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistyped flag or choice is answered with the nearest known one."""
+    """argparse, but a mistyped flag or choice is answered with the nearest known one.
+
+    Attributes:
+        kinds: of components whose settings are flags here.
+    """
+
+    kinds: Sequence[str] = ()
+
+    def elsewhere(self, flag: str) -> str:
+        """Which components that were not chosen have this flag, as a remark; or nothing."""
+        owners = [
+            f'{kind} "{name}"'
+            for kind in self.kinds
+            for name in registry.BUILT_IN[kind]
+            if flag in _flags(kind, name)
+        ]
+        return f" It is a setting of {', '.join(owners)}, not chosen here" if owners else ""
 
     def error(self, message: str) -> NoReturn:
         """Print the message with a suggestion, and leave with status 2."""
         known = [flag for action in self._actions for flag in action.option_strings]
         if found := re.search(r"unrecognized arguments: (\S+)", message):
-            message += did_you_mean(found[1].partition("=")[0], known)
+            flag = found[1].partition("=")[0]
+            message += self.elsewhere(flag) or did_you_mean(flag, known)
         elif found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             message += did_you_mean(found[1], re.findall(r"[\w.:-]+", found[2]))
+        elif message.startswith("the following arguments are required: "):
+            lists = (a.choices for a in self._actions if a.required and a.choices)
+            message += "".join(f" ({', '.join(map(str, choices))})" for choices in lists)
         self.exit(2, f"turncredit: {message}\n")
+
+
+def _flags(kind: str, name: str) -> set[str]:
+    settings = fields(registry.load(kind, name).config_type)
+    names = [field.name.replace("_", "-") for field in settings]
+    return {f"--{no}{name}" for name in names for no in ("", "no-")}
 
 
 def command(name: str) -> ModuleType:
@@ -62,6 +89,7 @@ def parser_for(name: str, argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = Parser(prog=f"turncredit {name}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
     kinds: Sequence[str] = getattr(module, "COMPONENTS", ())
+    parser.kinds = kinds
     chosen = chosen_names(argv, kinds)
     for kind in kinds:
         parser.add_argument(

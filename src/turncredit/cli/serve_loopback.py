@@ -16,6 +16,7 @@ from typing import Any
 from turncredit.backends import local
 from turncredit.backends.hosted.normalise import REDUCTIONS
 from turncredit.backends.loopback.faults import Plan
+from turncredit.core.errors import ConfigError
 from turncredit.core.settings import add_flags, coerce
 
 HELP = "a PyTRIO or Tinker service on this machine, to rehearse a paid run"
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from turncredit.backends.loopback.rehearsal import rehearsal
     from turncredit.record.prices import missing, read_prices
 
+    if not 0 <= args.port < 2**16:
+        raise ConfigError(f"--port {args.port}: use 0 (any free one) to 65535")
     prices = read_prices(args.prices)
     plan = Plan(parse(args.faults), seed=args.seed)
     config = policy(vars(args))

@@ -15,12 +15,13 @@ from turncredit.core.settings import add_flags, coerce
 def add_component(parser: argparse.ArgumentParser, kind: str) -> None:
     """`NAME` and, after it, the component's own settings."""
     parser.add_argument(kind, metavar="NAME", help="a name, or your own module:Name")
-    parser.add_argument(
+    after = parser.add_argument(
         "settings",
-        metavar="--setting VALUE",
+        metavar="FLAGS",
         nargs=argparse.REMAINDER,
-        help="settings of the component, as in train (NAME --help lists them)",
+        help="the component's own, as in train (NAME --help lists them)",
     )
+    after.required = False  # in Python 3.11 the rest of a line is, though it may be empty
 
 
 def chosen(

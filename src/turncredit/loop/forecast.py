@@ -196,6 +196,6 @@ def in_full(parts: Parts) -> Parts:
     }
 
 
-def money(parts: Parts, price: Price) -> float:
-    """What tokens cost."""
-    return price.of(together(parts), 0.0)
+def money(parts: Parts, price: Price, seconds: float = 0.0) -> float:
+    """What tokens, and seconds of the machine, cost."""
+    return price.of(together(parts), seconds)

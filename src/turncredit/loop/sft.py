@@ -128,7 +128,7 @@ class Supervised:
         first = None if last else self._first_weights()
         await check_origins(self._parts.backend, self._folder, last, first=first)
         await self._probe(done)
-        with stepping_back(self._folder, last):
+        with self._phase(done + 1, "start"), stepping_back(self._folder, last):
             training = await self._parts.backend.create_training_client(
                 seed=self._settings.schedule.seed,
                 save_dir=str(self._folder.checkpoint_dir),

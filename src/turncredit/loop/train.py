@@ -133,17 +133,18 @@ class Trainer:
             self._listener.note(f"metrics.jsonl lacks updates {sorted(lost)}; they stay lost")
         await self._check_origins(last)
         await self._probe(done)
-        with stepping_back(self._folder, last):
-            training = await self._parts.backend.create_training_client(
-                seed=self._run.schedule.seed,
-                save_dir=str(self._folder.checkpoint_dir),
-                from_state=self._folder.resolve(last["state"]) if last else None,
-                **({} if last else started_from(self._run)),
-            )
-        await self._looking.begin(training, last)
-        await self._rollouts.begin(training, last)
-        if last is None:
-            await self._check_logprobs(training)
+        with self._phase(done + 1, "start"):
+            with stepping_back(self._folder, last):
+                training = await self._parts.backend.create_training_client(
+                    seed=self._run.schedule.seed,
+                    save_dir=str(self._folder.checkpoint_dir),
+                    from_state=self._folder.resolve(last["state"]) if last else None,
+                    **({} if last else started_from(self._run)),
+                )
+            await self._looking.begin(training, last)
+            await self._rollouts.begin(training, last)
+            if last is None:
+                await self._check_logprobs(training)
         return done, training
 
     async def _check_origins(self, last: Mapping[str, Any] | None) -> None:
@@ -178,9 +179,10 @@ class Trainer:
         finally:
             await client.close()
         self._mismatch = report.metrics()
-        for warning in report.judge():
+        student = self._run.teacher.student_logprobs
+        for warning in report.judge(student):
             self._listener.note(warning)
-        if self._run.teacher.student_logprobs == "auto":
+        if student == "auto":
             self._looking.viewer.rescores = report.prefers_rescoring
 
     # ── one update ───────────────────────────────────────────────────────────────────────────

@@ -144,7 +144,7 @@ def missing(service: str, model: str, known: Prices | None = None) -> str:
         priced = ", ".join(models)
         return (
             f"{text} (an entry without model is for all models), or count as if by a model that "
-            f"has one (costs RUN --model): {priced}"
+            f"has one (costs RUN --model, serve-loopback --priced-as): {priced}"
         )
     near = did_you_mean(service, {price.service for price in entries} - {service})
     return f"{text}.{near}" if near else text

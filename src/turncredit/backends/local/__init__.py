@@ -95,6 +95,11 @@ class Config:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.quantize != "none" and self.lora_rank == 0:
             raise ConfigError("4-bit weights stay frozen: use a --lora-rank, or --quantize none")
+        if self.dtype == "bfloat16" and self.lora_rank == 0:
+            raise ConfigError(
+                "training all parameters in bfloat16 loses small updates: "
+                "use --dtype float32, or a --lora-rank"
+            )
         if self.threads < 0:
             raise ConfigError(f"threads={self.threads}: use 0 (chosen here) or more")
         for name in ("cache_gib", "activation_gib"):
@@ -112,8 +117,12 @@ def create(config: Config) -> LocalBackend:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for module in ("torch", "transformers", "peft", "safetensors", "jinja2"):
         require(module, 'backend "local"', "local")
-    if config.quantize != "none" or config.optimizer == "adamw8bit":
-        require("bitsandbytes", f"{config.quantize} weights / {config.optimizer}", "gpu")
+    for asked, flag in (
+        (config.quantize != "none", f"--quantize {config.quantize}"),
+        (config.optimizer == "adamw8bit", f"--optimizer {config.optimizer}"),
+    ):
+        if asked:
+            require("bitsandbytes", flag, "gpu")
     from turncredit.backends.local.backend import LocalBackend
 
     return LocalBackend(config)

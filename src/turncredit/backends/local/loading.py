@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
@@ -66,10 +68,7 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
         options.update(quantized.options(device, options["dtype"]))
     if options["local_files_only"]:  # reading a file needs no bar; a download does
         logging.disable_progress_bar()
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(where, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise BackendError(f'model "{config.base_model}": {error}') from error
+    model = _read(config.base_model, where, options)
     policy = Policy(_placed(model, config, device), lora_rank=lora_rank, lean=config.lean)
     if not (policy.cached or policy.row_bytes):
         warnings.warn(
@@ -80,6 +79,34 @@ def load_policy(config: Config, *, lora_rank: int, folder: Path | None = None) -
     if config.compile:
         compile_blocks(policy)
     return policy
+
+
+def _read(name: str, where: str, options: Mapping[str, Any]) -> Any:
+    """All weights of a model.
+
+    Raises:
+        BackendError: they cannot be fetched or read, or are not those of its config.json.
+    """
+    loaded: Any
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise BackendError(f'model "{name}": {error}') from error
+    except SafetensorError as error:
+        raise BackendError(
+            f'model "{name}": its safetensors are damaged ({error}): fetch it again'
+        ) from error
+    except RuntimeError as error:  # tensors of other shapes, listed on the terminal
+        raise BackendError(
+            f'model "{name}": its weights are not those of its config.json ({error})'
+        ) from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):  # they would be random numbers
+        raise BackendError(
+            f'model "{name}": its files lack {len(missing)} weights of its config.json '
+            f"(first {missing[0]}): fetch it again"
+        )
+    return model
 
 
 def _placed(model: Any, config: Config, device: torch.device) -> Any:
@@ -96,10 +123,4 @@ def _placed(model: Any, config: Config, device: torch.device) -> Any:
             f"the weights of {config.base_model} are quantized already: give the model they were "
             "made from, with --quantize 4bit"
         )
-    dtype = choose_dtype(config, device, model.num_parameters())
-    if dtype is torch.bfloat16 and config.lora_rank == 0:
-        raise ConfigError(
-            "training all parameters in bfloat16 loses small updates: "
-            "use --dtype float32, or a --lora-rank"
-        )
-    return model.to(device=device, dtype=dtype)
+    return model.to(device=device, dtype=choose_dtype(config, device, model.num_parameters()))

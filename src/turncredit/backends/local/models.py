@@ -36,11 +36,18 @@ def is_present(name: str) -> bool:
 
 
 def positions(name: str) -> int | None:
-    """The longest sequence the model was made for, when its folder is here; else None."""
+    """The longest sequence the model was made for, when its folder is here; else None.
+
+    Raises:
+        ConfigError: its config.json cannot be read.
+    """
     folder = Path(resolve(name))
     if not (folder / "config.json").is_file():
         return None
-    return longest_row(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    try:
+        return longest_row(json.loads((folder / "config.json").read_bytes()))
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{folder}/config.json is damaged: fetch the model again") from error
 
 
 def longest_row(config: Mapping[str, Any]) -> int | None:
@@ -53,6 +60,7 @@ def longest_row(config: Mapping[str, Any]) -> int | None:
     Args:
         config: of a Transformers model, as its file has it.
     """
+    config = config.get("text_config") or config  # models that see pictures, too, nest it
     longest = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) in _TURNED_BY_LENGTH:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from turncredit.core.errors import ConfigError, DataError
 from turncredit.core.types import Ids, Message
 
@@ -70,20 +72,26 @@ class HfTokenizer:
         """The model's own chat template applied to `messages`, as text, thinking switched off.
 
         Raises:
-            ConfigError: the model has no chat template.
+            ConfigError: the model has no chat template, or a damaged one.
         """
         if not self._tokenizer.chat_template:
             raise ConfigError(
                 f"{self._tokenizer.name_or_path} has no chat template: "
                 "use an instruction-tuned model, or add chat_template to its tokenizer_config.json"
             )
-        return self._tokenizer.apply_chat_template(
-            [dict(m) for m in messages],
-            tools=[dict(t) for t in tools] or None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            enable_thinking=False,
-        )
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(m) for m in messages],
+                tools=[dict(t) for t in tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=False,
+            )
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template of {self._tokenizer.name_or_path} is damaged ({error}): "
+                "fetch the model again"
+            ) from error
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
