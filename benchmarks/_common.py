@@ -23,7 +23,7 @@ from _forced import bar as bar
 
 from turncredit.backends.local import Config
 from turncredit.backends.local.backend import LocalBackend
-from turncredit.core.protocols import SamplingClient
+from turncredit.core.clients import SamplingClient
 from turncredit.core.types import Group
 from turncredit.loop.rollout import Limits, rollout
 

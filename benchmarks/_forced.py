@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from turncredit.core.protocols import SampleResult, SamplingClient, SamplingParams, ScoreResult
+from turncredit.core.calls import SampleResult, SamplingParams, ScoreResult
+from turncredit.core.clients import SamplingClient
 from turncredit.core.types import Ids, Observation, Step, Task
 from turncredit.loop.toolcall import Parsed
 

@@ -11,7 +11,8 @@ from typing import Any
 import _common as common
 from _common import Job
 
-from turncredit.core.protocols import AdamParams, SamplingClient, TrainingClient
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import SamplingClient, TrainingClient
 from turncredit.core.types import Credit, Group
 from turncredit.credit import agentopsd, grpo
 from turncredit.loop import reading, teacher

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from turncredit.core.protocols import (
+from turncredit.core.calls import (
     AdamParams,
     Capabilities,
     ForwardBackwardOutput,

@@ -20,7 +20,8 @@ from typing import Any
 import _common as common
 
 from turncredit.backends.local.loading import load_tokenizer
-from turncredit.core.protocols import Environment, Episode, Sample, SampleResult, SamplingParams
+from turncredit.core.calls import Sample, SampleResult, SamplingParams
+from turncredit.core.protocols import Environment, Episode
 from turncredit.core.types import Ids, Observation, Task, Usage
 from turncredit.envs.household import Config, Household
 from turncredit.loop.chat import Chat

@@ -38,9 +38,9 @@ import torch
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.compiled import in_use
 from turncredit.backends.local.device import choose_device, describe, has_bfloat16, prepare
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import MissingExtra
-from turncredit.core.protocols import AdamParams, SamplingParams
 
 # hidden, MLP, layers, heads, key heads, head width, vocabulary, tied head
 SHAPES = {

@@ -45,7 +45,7 @@ import numpy as np
 from _forced import ForcedChat, ForcedClient, ForcedWorld, Job, bar, machine
 from _slow_service import MODEL, VOCABULARY, Words, latency
 
-from turncredit.core.protocols import SampleResult, SamplingParams, ScoreResult
+from turncredit.core.calls import SampleResult, SamplingParams, ScoreResult
 from turncredit.core.turns import of_group
 from turncredit.core.types import Group, Ids
 from turncredit.loop.concurrency import bounded

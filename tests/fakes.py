@@ -15,7 +15,8 @@ import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from turncredit.core.protocols import Sample, SampleResult, SamplingParams, ScoreResult, Tool
+from turncredit.core.calls import Sample, SampleResult, SamplingParams, ScoreResult
+from turncredit.core.protocols import Tool
 from turncredit.core.types import Ids, Observation, Step, Task, Usage
 
 T = TypeVar("T")

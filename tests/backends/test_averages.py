@@ -12,9 +12,10 @@ import pytest
 
 from turncredit.backends import tabular
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import AveragingClient, DistributionClient
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError, DataError, TurncreditError
-from turncredit.core.protocols import AdamParams, AveragingClient, DistributionClient
 
 ADAM = AdamParams(learning_rate=3e-2)
 Open = Callable[..., Any]

@@ -14,9 +14,9 @@ import pytest
 from turncredit.backends import tabular
 from turncredit.backends.check import check_backend
 from turncredit.backends.selfcheck import MismatchReport
+from turncredit.core.calls import Capabilities, ScoreResult
 from turncredit.core.errors import BackendError
 from turncredit.core.losses import LOSS_TERMS, POLICY_LOSSES
-from turncredit.core.protocols import Capabilities, ScoreResult
 
 TERM_LINES = [f"The term {name} " for name in LOSS_TERMS]
 

@@ -18,7 +18,7 @@ from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.clients import LocalSamplingClient
 from turncredit.backends.local.engine import Engine
-from turncredit.core.protocols import SamplingParams
+from turncredit.core.calls import SamplingParams
 from turncredit.core.types import Group
 from turncredit.envs import household
 from turncredit.loop.chat import Chat

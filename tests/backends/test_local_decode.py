@@ -29,8 +29,8 @@ from turncredit.backends.local.loading import load_policy
 from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.slots import Slot, Slots, as_bytes
+from turncredit.core.calls import SamplingParams
 from turncredit.core.errors import BackendError
-from turncredit.core.protocols import SamplingParams
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 BF16_BOUND = 0.25  # nats a token, sampler against a full pass of the same bfloat16 weights

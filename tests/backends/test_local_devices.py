@@ -31,9 +31,9 @@ from turncredit.backends.local import (
 )
 from turncredit.backends.local.clients import LocalTrainingClient
 from turncredit.backends.local.loading import load_policy
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError, DataError, MissingExtra
-from turncredit.core.protocols import AdamParams, SamplingParams
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)

@@ -16,8 +16,9 @@ import tiny_models
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.cli.main import main
+from turncredit.core.calls import SamplingParams
+from turncredit.core.clients import SamplingClient
 from turncredit.core.errors import BackendError
-from turncredit.core.protocols import SamplingClient, SamplingParams
 from turncredit.loop.asking import asker, longest_question
 
 BYTES = 2 * 2 * 2 * 8 * 4  # of a token: (k, v) x layers x heads x width x bytes

@@ -22,8 +22,8 @@ from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.stacking import cache_bytes, copied, joinable, joined, parted
+from turncredit.core.calls import SamplingParams
 from turncredit.core.errors import BackendError
-from turncredit.core.protocols import SamplingParams
 
 PROMPT = list(range(5, 85))
 BOUND = 5e-4  # nats a token: see `policy._OWN_NOISE`

@@ -28,9 +28,9 @@ from turncredit.backends.local.packs import Pack, Tree
 from turncredit.backends.local.passes import Passes, agrees
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.trainer import Tally, Trainer
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.losses import parse_loss
-from turncredit.core.protocols import AdamParams, SamplingParams
 
 TREES = st.lists(
     st.tuples(st.integers(0, 4), st.lists(st.integers(0, 3), min_size=1, max_size=3)),

@@ -20,9 +20,9 @@ from turncredit.backends.local import Config, create, trials
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.noise import Draw, choose, gumbel
 from turncredit.backends.local.policy import Policy
+from turncredit.core.calls import SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.protocols import SamplingParams
 
 PROMPT = list(range(5, 45))
 

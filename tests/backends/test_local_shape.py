@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from turncredit.backends.local import Config, create  # noqa: E402
 from turncredit.backends.local import shape as shapes  # noqa: E402
 from turncredit.backends.local.backend import LocalBackend  # noqa: E402
+from turncredit.core.clients import MeasuredBackend  # noqa: E402
 from turncredit.core.costs import ModelShape  # noqa: E402
-from turncredit.core.protocols import MeasuredBackend  # noqa: E402
 from turncredit.loop import floor  # noqa: E402
 from turncredit.loop.reads import Extent  # noqa: E402
 

@@ -18,9 +18,9 @@ import torch
 
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.clients import LocalTrainingClient
+from turncredit.core.calls import AdamParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError, DataError
-from turncredit.core.protocols import AdamParams
 
 ADAM = AdamParams(learning_rate=1e-3)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turncredit.backends import tabular
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError, DataError
-from turncredit.core.protocols import AdamParams, SamplingParams
 from turncredit.core.types import Group
 from turncredit.credit import agentopsd, grpo
 from turncredit.envs import toy

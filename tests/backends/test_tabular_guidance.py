@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turncredit.backends import tabular
+from turncredit.core.calls import SamplingParams
 from turncredit.core.looks import FRONT, STEP, Insertion, Look
-from turncredit.core.protocols import SamplingParams
 from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint
 from turncredit.loop import reading, teacher

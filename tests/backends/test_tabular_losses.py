@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from turncredit.backends import tabular
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import DistributionClient
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import ConfigError
 from turncredit.core.losses import LOSS_TERMS, POLICY_LOSSES
-from turncredit.core.protocols import AdamParams, DistributionClient
 from turncredit.loop.reference import reference_loss
 
 SGD = AdamParams(learning_rate=1.0, grad_clip_norm=0.0)

@@ -10,8 +10,8 @@ from turncredit import config
 from turncredit.cli import list_methods
 from turncredit.cli.main import main
 from turncredit.core import registry
+from turncredit.core.calls import Capabilities
 from turncredit.core.errors import MissingExtra
-from turncredit.core.protocols import Capabilities
 
 PLAIN = Capabilities(losses=frozenset({"ppo", "importance_sampling"}))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from turncredit.core.calls import Capabilities
 from turncredit.core.needs import FOLDING, Needs, folds, lacks
-from turncredit.core.protocols import Capabilities
 from turncredit.loop.terms import TERMS, TokenTerm
 
 PLAIN = Capabilities(losses=frozenset({"ppo", "gspo"}))

@@ -21,7 +21,7 @@ from skyrl_rig import RANK, skyrl, tiny_qwen3
 from turncredit.backends import tinker
 from turncredit.backends.hosted.experiments import Bench, row
 from turncredit.backends.selfcheck import example_prompt
-from turncredit.core.protocols import Backend
+from turncredit.core.clients import Backend
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 NEAR = 1e-3  # nats of a whole action

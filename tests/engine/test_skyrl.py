@@ -30,8 +30,9 @@ from turncredit.backends.check import Subject, check_backend
 from turncredit.backends.hosted.probe import Probed, probe
 from turncredit.backends.selfcheck import example_prompt
 from turncredit.cli.main import main as turncredit
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import Backend, SamplingClient, TrainingClient
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import AdamParams, Backend, SamplingClient, TrainingClient
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 

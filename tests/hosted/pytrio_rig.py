@@ -20,8 +20,8 @@ from turncredit.backends.loopback.pytrio import Service, serve
 from turncredit.backends.loopback.pytrio_control import Offer
 from turncredit.backends.pytrio import versions
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import AdamParams
 
 trio = pytest.importorskip("pytrio", reason="the extra pytrio is not installed")
 # The SDK opens tokenizers with Transformers when this import fails, and that is seconds faster.

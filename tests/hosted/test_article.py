@@ -23,7 +23,8 @@ from turncredit.backends.check import Subject
 from turncredit.backends.loopback.rehearsal import rehearsal
 from turncredit.backends.selfcheck import example_prompt
 from turncredit.cli.main import main as turncredit
-from turncredit.core.protocols import AdamParams, Backend
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import Backend
 from turncredit.core.registry import load
 
 MODEL = "household-tiny"

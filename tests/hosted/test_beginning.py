@@ -29,8 +29,8 @@ from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.pytrio import versions
 from turncredit.cli.main import main
 from turncredit.cli.sft import supervise
+from turncredit.core.clients import Backend, WeightsUse
 from turncredit.core.errors import BackendError, ConfigError, TurncreditError
-from turncredit.core.protocols import Backend, WeightsUse
 from turncredit.core.types import Usage
 from turncredit.loop import sft_parts, sft_settings
 from turncredit.proof.evaluate import claimed

@@ -20,13 +20,7 @@ import numpy as np
 import pytest
 
 from turncredit.backends import tabular
-from turncredit.core.protocols import (
-    Capabilities,
-    Sample,
-    SampleResult,
-    SamplingParams,
-    ScoreResult,
-)
+from turncredit.core.calls import Capabilities, Sample, SampleResult, SamplingParams, ScoreResult
 from turncredit.core.turns import of_group
 from turncredit.core.types import Ids, Usage
 from turncredit.loop.concurrency import bounded

@@ -18,9 +18,9 @@ from turncredit.backends.hosted.shift import shift, spread, unshift
 from turncredit.backends.loopback.muscle import Muscle, Quirks
 from turncredit.backends.loopback.shelf import Expired, NotFound
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import AlignmentError, ConfigError
-from turncredit.core.protocols import AdamParams, SamplingParams
 
 ADAM = AdamParams(learning_rate=0.1, grad_clip_norm=0.0)
 

@@ -20,9 +20,9 @@ from run_rig import SERVICES, Rehearsed, ServiceName, cost, rehearsed
 from turncredit.backends import tabular
 from turncredit.backends.hosted.faults import StateUncertain
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams, Sample, SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError, TurncreditError
-from turncredit.core.protocols import AdamParams, Sample, SamplingParams
 
 TOKENIZER = tabular.create(tabular.Config()).get_tokenizer()
 PROMPT = example_prompt(TOKENIZER)

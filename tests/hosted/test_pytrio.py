@@ -21,8 +21,9 @@ from turncredit.backends.hosted.probe import probe
 from turncredit.backends.loopback.faults import Fault, Rule
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.pytrio import Config
+from turncredit.core.calls import SamplingParams
+from turncredit.core.clients import Backend, UpdatingClient
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, SamplingParams, UpdatingClient
 
 
 async def _moved(backend: Backend, folder: Path, loss: str = "ppo") -> np.ndarray:

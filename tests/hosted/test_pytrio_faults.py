@@ -14,8 +14,8 @@ from pytrio_rig import ADAM, PROMPT, Rig, rig, row
 
 from turncredit.backends.hosted import faults
 from turncredit.backends.loopback.faults import Fault, Rule
+from turncredit.core.calls import SamplingParams
 from turncredit.core.errors import BackendError, ConfigError, TurncreditError
-from turncredit.core.protocols import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=6, seed=3, stop_ids=(1,))
 _EVENTS, _SAMPLES = r"/v1/events$", r"/sample$"

@@ -21,8 +21,9 @@ from turncredit.backends.loopback.http import Server
 from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.loopback.pytrio import Service, serve
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams, SamplingParams
+from turncredit.core.clients import Backend
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import AdamParams, Backend, SamplingParams
 
 RANK = 8
 _REDUCTION = "token_mean"

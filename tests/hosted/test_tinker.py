@@ -21,8 +21,8 @@ from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.loopback.tinker_desk import Flags
 from turncredit.backends.tinker import Config
 from turncredit.backends.tinker.sdk import takes
+from turncredit.core.clients import Backend
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend
 
 _SUFFIX = takes(sdk.SamplingClient.sample, "prompt_logprobs_last_n")
 

@@ -16,7 +16,8 @@ from turncredit.backends import local, tinker
 from turncredit.backends.check import Subject, check_backend
 from turncredit.backends.loopback.tinker import TinkerService
 from turncredit.backends.selfcheck import example_prompt
-from turncredit.core.protocols import AdamParams, Backend
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import Backend
 
 _NAME = "household-tiny"
 

@@ -18,8 +18,8 @@ from turncredit.backends.loopback.muscle import Quirks
 from turncredit.backends.loopback.tinker import TinkerService
 from turncredit.backends.loopback.tinker_desk import Flags
 from turncredit.backends.selfcheck import example_prompt
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import AdamParams, SamplingParams
 
 sdk = pytest.importorskip("tinker", reason="the extra tinker is not installed")
 

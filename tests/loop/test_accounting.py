@@ -15,21 +15,17 @@ import pytest
 from turncredit import config
 from turncredit.cli.main import main
 from turncredit.cli.train import begin, reopen, train
+from turncredit.core.calls import AdamParams, Sample, SampleResult, SamplingParams, ScoreResult
+from turncredit.core.clients import (
+    AveragingClient,
+    DistributionClient,
+    PickingClient,
+    UpdatingClient,
+)
 from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import (
-    AdamParams,
-    AveragingClient,
-    DistributionClient,
-    PickingClient,
-    Sample,
-    SampleResult,
-    SamplingParams,
-    ScoreResult,
-    UpdatingClient,
-)
 from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.listener import Listener

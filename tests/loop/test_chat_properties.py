@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task, wait
-from turncredit.core.protocols import SamplingParams
+from turncredit.core.calls import SamplingParams
 from turncredit.core.types import StopReason
 from turncredit.loop.chat import Chat
 from turncredit.loop.rollout import Limits, play

@@ -17,9 +17,9 @@ import pytest
 from turncredit import config
 from turncredit.backends import tabular
 from turncredit.cli.train import begin, reopen, train
+from turncredit.core.calls import Capabilities
 from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError, DataError
-from turncredit.core.protocols import Capabilities
 from turncredit.credit import dapo, retireopd
 from turncredit.loop import parts
 from turncredit.loop.data import unpenalised

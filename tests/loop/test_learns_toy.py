@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from turncredit.backends import tabular
-from turncredit.core.protocols import AdamParams
+from turncredit.core.calls import AdamParams
 from turncredit.credit import agentopsd, grpo
 from turncredit.envs import toy
 from turncredit.hints import toy as toy_hint

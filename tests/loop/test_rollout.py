@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from fakes import FakeClient, FakeEnv, FakeTokenizer, Script, make_task, wait
+from turncredit.core.calls import SampleResult, SamplingParams
 from turncredit.core.errors import AlignmentError, BackendError, ConfigError
-from turncredit.core.protocols import SampleResult, SamplingParams
 from turncredit.core.turns import GROUP
 from turncredit.core.types import Group, StopReason, Trajectory
 from turncredit.loop.chat import Chat

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fakes import TEMPLATE_NAMES, FakeClient, FakeEnv, FakeTokenizer, make_task, token_logprob, wait
+from turncredit.core.calls import SamplingParams, ScoreResult
 from turncredit.core.errors import AlignmentError, ConfigError
-from turncredit.core.protocols import SamplingParams, ScoreResult
 from turncredit.core.types import Group, Observation, ScoredTrajectory, Task, Trajectory
 from turncredit.loop import reading, rescoring, teacher
 from turncredit.loop.chat import Chat

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes import FakeClient, FakeEnv, FakeTokenizer
-from turncredit.core.protocols import SamplingParams
+from turncredit.core.calls import SamplingParams
 from turncredit.loop.chat import Chat
 from turncredit.loop.rollout import Limits
 from turncredit.proof.evaluate import Options, evaluate

@@ -14,19 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from turncredit.backends.selfcheck import example_prompt, measure
+from turncredit.core.calls import AdamParams, Sample, SamplingParams
 from turncredit.core.checks import CheckResult
-from turncredit.core.datum import Datum
-from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import (
-    AdamParams,
+from turncredit.core.clients import (
     Backend,
     DistributionClient,
     PickingClient,
-    Sample,
     SamplingClient,
-    SamplingParams,
     TrainingClient,
 )
+from turncredit.core.datum import Datum
+from turncredit.core.errors import TurncreditError
 from turncredit.core.types import Array
 
 ADAM = AdamParams(learning_rate=1e-2)

@@ -15,9 +15,10 @@ import numpy as np
 from turncredit.backends.check import Check, Subject, hold
 from turncredit.backends.check_formulas import POLICIES, TERMS, Case, divergence
 from turncredit.backends.contract import STREAMS
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import DistributionClient, TrainingClient
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import AdamParams, DistributionClient, TrainingClient
 from turncredit.core.types import Array, Tokens
 
 # One small plain step on any optimizer: with so large an eps AdamW divides by nearly 1, and the

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from turncredit.backends.check import ADAM, NOT_PROMISED, Check, Subject, hold
+from turncredit.core.calls import Sample
+from turncredit.core.clients import AveragingClient, SamplingClient, TrainingClient
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import AveragingClient, Sample, SamplingClient, TrainingClient
 
 _BOUNDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.24}
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from turncredit.core.calls import SamplingParams
+from turncredit.core.clients import SamplingClient, TrainingClient
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.protocols import SamplingClient, SamplingParams, Tokenizer, TrainingClient
+from turncredit.core.protocols import Tokenizer
 from turncredit.core.types import Array, Message
 
 WARN, REFUSE = 0.05, 1.0  # nats per token

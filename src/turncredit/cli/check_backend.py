@@ -18,8 +18,8 @@ from turncredit.backends.check import check_backend
 from turncredit.cli import suite
 from turncredit.core import registry
 from turncredit.core.checks import CheckResult
+from turncredit.core.clients import Backend, RemoteBackend
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, RemoteBackend
 
 HELP = "conformance suite of a backend"
 _BOUNDS = (

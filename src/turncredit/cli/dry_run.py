@@ -9,8 +9,9 @@ from pathlib import Path
 
 from turncredit.cli.costs import short
 from turncredit.config import Chosen, Run
+from turncredit.core.calls import Capabilities
 from turncredit.core.looks import Demand, Demanding
-from turncredit.core.protocols import Capabilities, Environment
+from turncredit.core.protocols import Environment
 from turncredit.loop import forecast, forecast_run, forecast_sft
 from turncredit.loop.demonstrations import Wanted
 from turncredit.loop.forecast import Game, Parts

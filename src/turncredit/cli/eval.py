@@ -14,8 +14,10 @@ from turncredit import config
 from turncredit.cli import dry_run, remote_eval
 from turncredit.cli.hinting import add_student_hint, student_hint
 from turncredit.config import Chosen, component_from_args
+from turncredit.core.calls import Capabilities
+from turncredit.core.clients import Backend, RemoteBackend
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, Capabilities, Environment, RemoteBackend
+from turncredit.core.protocols import Environment
 from turncredit.loop.chat import Chat
 from turncredit.loop.forecast import Game
 from turncredit.loop.hinted import HintedEnvironment, hinted

@@ -10,9 +10,9 @@ from typing import Any
 
 from turncredit import config
 from turncredit.core import registry
+from turncredit.core.calls import Capabilities
 from turncredit.core.errors import TurncreditError
 from turncredit.core.needs import Needs, folds, lacks, needs_of
-from turncredit.core.protocols import Capabilities
 
 WIDTH = 120
 _HEADERS = ("method", "teacher", "hint", "acts hinted", "loss", "term", "vocabulary", "exact on")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from turncredit.backends.hosted.hearing import hear
 from turncredit.config import Chosen
+from turncredit.core.clients import Backend, RemoteBackend, SamplingClient
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, RemoteBackend, SamplingClient
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.budget import BudgetReached
 from turncredit.loop.ending import given_up

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from turncredit.core.protocols import Capabilities
+from turncredit.core.calls import Capabilities
 
 PolicyLoss = Literal["ppo", "importance_sampling", "cispo", "gspo"]
 Aggregation = Literal[

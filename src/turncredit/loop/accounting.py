@@ -13,9 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from turncredit.core.clients import Backend, MeasuredBackend
 from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.metering import MeteredBackend
-from turncredit.core.protocols import Backend, MeasuredBackend
 from turncredit.core.types import Group, Usage
 from turncredit.loop import floor
 from turncredit.loop.budget import Budget

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from turncredit.config import Run
+from turncredit.core.clients import SamplingClient, TrainingClient
 from turncredit.core.errors import DataError
-from turncredit.core.protocols import SamplingClient, TrainingClient
 from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.looking import Looking

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+from turncredit.core.calls import Capabilities, SamplingParams
+from turncredit.core.clients import SamplingClient
 from turncredit.core.looks import Ask
-from turncredit.core.protocols import Capabilities, SamplingClient, SamplingParams, Tokenizer
+from turncredit.core.protocols import Tokenizer
 
 _MARK = "qzxquestion"
 

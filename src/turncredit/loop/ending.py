@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from turncredit.core.clients import Backend, RemoteBackend
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import Backend, RemoteBackend
 from turncredit.core.types import Usage
 from turncredit.loop.accounting import Accounts
 from turncredit.loop.budget import BudgetReached

@@ -11,14 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+from turncredit.core.calls import Sample, SampleResult, SamplingParams, ScoreResult
 from turncredit.core.errors import BackendError
-from turncredit.core.protocols import (
-    Environment,
-    Sample,
-    SampleResult,
-    SamplingParams,
-    ScoreResult,
-)
+from turncredit.core.protocols import Environment
 from turncredit.core.types import Ids, StopReason, Task, Trajectory, Usage
 from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import bounded

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from turncredit.config import Run
+from turncredit.core.clients import SamplingClient, TrainingClient
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.looks import Ask, Preparing
-from turncredit.core.protocols import SamplingClient, TrainingClient
 from turncredit.core.types import REFERENCE, Group
 from turncredit.credit.schedule import factor, with_mix
 from turncredit.credit.tempo import ENDPOINT_VALUE

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from turncredit.backends.hosted.faults import WeightsGone
+from turncredit.core.clients import Backend, RemoteBackend
 from turncredit.core.errors import DataError
-from turncredit.core.protocols import Backend, RemoteBackend
 from turncredit.record.runlog import RunFolder
 
 

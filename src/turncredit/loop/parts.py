@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turncredit.config import Chosen, Run
+from turncredit.core.calls import Capabilities
+from turncredit.core.clients import Backend, RemoteBackend
 from turncredit.core.errors import ConfigError
 from turncredit.core.looks import LookingHint
 from turncredit.core.needs import folds, lacks
-from turncredit.core.protocols import Backend, Capabilities, Environment, RemoteBackend
+from turncredit.core.protocols import Environment
 from turncredit.core.types import REFERENCE
 from turncredit.loop.hinted import HintedEnvironment
 from turncredit.loop.order import TaskOrder
@@ -117,7 +119,7 @@ def open_backend(chosen: Chosen) -> Backend:
     elif backend.capabilities().remote:
         raise ConfigError(
             f'backend "{chosen.name}" says that it is remote, but not all of '
-            "core.protocols.RemoteBackend is there: it would be used without being tried out"
+            "core.clients.RemoteBackend is there: it would be used without being tried out"
         )
     return backend
 

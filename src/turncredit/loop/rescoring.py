@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from turncredit.core.clients import PickingClient, SamplingClient
 from turncredit.core.errors import AlignmentError
-from turncredit.core.protocols import PickingClient, SamplingClient
 from turncredit.core.tokens import TeacherView, teacher_view
 from turncredit.core.types import REFERENCE, Array, Group, Ids, Trajectory
 from turncredit.loop.concurrency import bounded

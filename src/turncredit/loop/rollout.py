@@ -13,14 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 
+from turncredit.core.calls import Sample, SamplingParams
+from turncredit.core.clients import SamplingClient
 from turncredit.core.errors import AlignmentError, ConfigError
-from turncredit.core.protocols import (
-    Environment,
-    Episode,
-    Sample,
-    SamplingClient,
-    SamplingParams,
-)
+from turncredit.core.protocols import Environment, Episode
 from turncredit.core.tokens import TokenBuffer
 from turncredit.core.turns import of_group
 from turncredit.core.types import Group, Observation, Step, StopReason, Task, Trajectory, Turn

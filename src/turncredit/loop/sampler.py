@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from turncredit.config import Run
+from turncredit.core.clients import SamplingClient
 from turncredit.core.errors import DataError
-from turncredit.core.protocols import Environment, SamplingClient
+from turncredit.core.protocols import Environment
 from turncredit.core.types import Group, Task, Trajectory
 from turncredit.loop.chat import Chat
 from turncredit.loop.order import TaskOrder

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import RemoteBackend, TrainingClient
 from turncredit.core.datum import Datum
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
+from turncredit.core.protocols import Tracker
 from turncredit.core.types import Group, Trajectory, Usage
 from turncredit.loop import ending, metrics
 from turncredit.loop.accounting import Accounts

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turncredit.core.calls import Capabilities
+from turncredit.core.clients import Backend
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Backend, Capabilities, Environment
+from turncredit.core.protocols import Environment
 from turncredit.core.types import Trajectory
 from turncredit.loop.chat import Chat
 from turncredit.loop.demonstrations import Collected, Wanted, open_source, recorded

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
+from turncredit.core.clients import SamplingClient
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import SamplingClient
 from turncredit.core.tokens import to_datum
 from turncredit.core.types import Trajectory
 from turncredit.loop.concurrency import bounded

@@ -13,9 +13,9 @@ from hashlib import sha256
 
 import numpy as np
 
+from turncredit.core.clients import DistributionClient, SamplingClient
 from turncredit.core.datum import Distribution
 from turncredit.core.errors import BackendError
-from turncredit.core.protocols import DistributionClient, SamplingClient
 from turncredit.core.tokens import TeacherView
 from turncredit.core.types import Array, Group, ScoredTrajectory, Trajectory
 from turncredit.loop.concurrency import bounded

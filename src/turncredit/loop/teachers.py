@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turncredit.config import Run
+from turncredit.core.clients import AveragingClient, Backend, SamplingClient, TrainingClient
 from turncredit.core.errors import ConfigError, DataError
-from turncredit.core.protocols import AveragingClient, Backend, SamplingClient, TrainingClient
 from turncredit.credit.schedule import factor
 from turncredit.loop.weights import sampler_weights
 from turncredit.record.runlog import RunFolder

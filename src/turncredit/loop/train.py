@@ -13,8 +13,10 @@ from typing import Any
 
 from turncredit.backends import selfcheck
 from turncredit.config import Run
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import RemoteBackend, TrainingClient
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import AdamParams, RemoteBackend, Tracker, TrainingClient
+from turncredit.core.protocols import Tracker
 from turncredit.core.types import Credit
 from turncredit.loop import ending, metrics
 from turncredit.loop.accounting import Accounts

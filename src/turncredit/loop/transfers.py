@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from turncredit.core.clients import DistributionClient, SamplingClient
 from turncredit.core.datum import Datum, Distribution
 from turncredit.core.errors import BackendError
 from turncredit.core.looks import FRONT
-from turncredit.core.protocols import DistributionClient, SamplingClient
 from turncredit.core.types import Array, Group, Ids, Observation, Trajectory
 from turncredit.loop.chat import Chat
 from turncredit.loop.concurrency import bounded

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from turncredit.core.calls import AdamParams, ForwardBackwardOutput
+from turncredit.core.clients import TrainingClient, UpdatingClient
 from turncredit.core.datum import Datum
-from turncredit.core.protocols import (
-    AdamParams,
-    ForwardBackwardOutput,
-    TrainingClient,
-    UpdatingClient,
-)
 
 
 async def updated(

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from turncredit.config import Run
+from turncredit.core.clients import SamplingClient
 from turncredit.core.datum import Distribution
-from turncredit.core.protocols import SamplingClient
 from turncredit.core.turns import of_group
 from turncredit.core.types import Group
 from turncredit.loop import reading, rescoring, silence, teacher

@@ -10,25 +10,27 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
-from turncredit.core.datum import Datum, Distribution
-from turncredit.core.protocols import (
+from turncredit.core.calls import (
     AdamParams,
-    AveragingClient,
-    Backend,
     Capabilities,
-    DistributionClient,
     ForwardBackwardOutput,
-    PickingClient,
-    RemoteBackend,
     SampleResult,
-    SamplingClient,
     SamplingParams,
     ScoreResult,
-    Tokenizer,
+)
+from turncredit.core.clients import (
+    AveragingClient,
+    Backend,
+    DistributionClient,
+    PickingClient,
+    RemoteBackend,
+    SamplingClient,
     TrainingClient,
     UpdatingClient,
     WeightsUse,
 )
+from turncredit.core.datum import Datum, Distribution
+from turncredit.core.protocols import Tokenizer
 from turncredit.core.types import Ids, Usage
 from turncredit.loop.reads import Reads
 

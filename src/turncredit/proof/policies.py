@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from turncredit.core.clients import SamplingClient
 from turncredit.core.errors import ConfigError, did_you_mean
-from turncredit.core.protocols import Environment, Episode, SamplingClient
+from turncredit.core.protocols import Environment, Episode
 from turncredit.core.types import Observation, Step, StopReason, Task, Trajectory, Turn
 from turncredit.loop.boundary import EnvFault, ask
 from turncredit.loop.chat import Chat

@@ -14,10 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from turncredit.core.calls import AdamParams
+from turncredit.core.clients import SamplingClient, TrainingClient
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.core.losses import POLICY_LOSSES
-from turncredit.core.protocols import AdamParams, SamplingClient, TrainingClient
 from turncredit.core.types import Array, Ids
 
 # Without memory (both betas 0) and with an eps far above any gradient, AdamW's step is the

@@ -10,9 +10,10 @@ import numpy as np
 
 from turncredit.backends.hosted import experiments
 from turncredit.backends.selfcheck import REFUSE, WARN, example_prompt
+from turncredit.core.calls import SamplingParams
+from turncredit.core.clients import Backend, RemoteBackend, SamplingClient
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
-from turncredit.core.protocols import Backend, RemoteBackend, SamplingClient, SamplingParams
 from turncredit.core.types import Array, Usage
 
 Alignment = Literal["all tokens", "without the first", "not seen"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from turncredit.backends.hosted import faults
 from turncredit.backends.hosted.uris import Uri
+from turncredit.core.clients import WeightsUse
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.protocols import WeightsUse
 
 
 @dataclass(frozen=True, slots=True)

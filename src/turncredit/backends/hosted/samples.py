@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from turncredit.core.calls import Sample, SamplingParams
 from turncredit.core.errors import AlignmentError, BackendError
-from turncredit.core.protocols import Sample, SamplingParams
 
 
 class Said(Protocol):

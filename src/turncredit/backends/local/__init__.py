@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from turncredit.core.calls import Capabilities
 from turncredit.core.errors import ConfigError
 from turncredit.core.losses import LOSS_TERMS, POLICY_LOSSES
-from turncredit.core.protocols import Capabilities
 from turncredit.core.registry import require
 
 if TYPE_CHECKING:

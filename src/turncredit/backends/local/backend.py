@@ -23,9 +23,9 @@ from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.shape import ceilings, model_shape
 from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.local.trainer import Trainer
+from turncredit.core.calls import Capabilities
 from turncredit.core.costs import Ceilings, ModelShape
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import Capabilities
 from turncredit.core.types import Usage
 
 

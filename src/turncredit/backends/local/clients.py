@@ -19,17 +19,17 @@ from turncredit.backends.local.packs import Index
 from turncredit.backends.local.policy import Tensors
 from turncredit.backends.local.score import Question, Reading, row_distribution, row_logprobs
 from turncredit.backends.local.trainer import Tally, Trainer
-from turncredit.core.datum import Datum, Distribution
-from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.losses import parse_loss
-from turncredit.core.metering import Meter
-from turncredit.core.protocols import (
+from turncredit.core.calls import (
     AdamParams,
     ForwardBackwardOutput,
     SampleResult,
     SamplingParams,
     ScoreResult,
 )
+from turncredit.core.datum import Datum, Distribution
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.losses import parse_loss
+from turncredit.core.metering import Meter
 from turncredit.core.types import Array, Ids, Usage
 
 

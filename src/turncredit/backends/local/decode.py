@@ -17,7 +17,7 @@ from turncredit.backends.local.own_cache import OwnCaches
 from turncredit.backends.local.policy import Policy
 from turncredit.backends.local.slots import MIN_FORK, Slot, Slots, as_bytes, common
 from turncredit.backends.local.threads import threads_for
-from turncredit.core.protocols import Sample, SamplingParams
+from turncredit.core.calls import Sample, SamplingParams
 
 _LOOK_AHEAD = 64  # positions reserved for an action when its row is admitted
 _WORTH = 32  # tokens of a common prefix for which a row waits until another has computed them

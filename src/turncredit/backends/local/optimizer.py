@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from turncredit.backends.local import state
-from turncredit.core.protocols import AdamParams
+from turncredit.core.calls import AdamParams
 
 Tensors = dict[str, torch.Tensor]
 

@@ -16,9 +16,9 @@ from turncredit.backends.local.optimizer import Optimizer
 from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy, Tensors
 from turncredit.backends.local.score import token_logprobs
+from turncredit.core.calls import AdamParams
 from turncredit.core.datum import Datum
 from turncredit.core.losses import LossSpec
-from turncredit.core.protocols import AdamParams
 from turncredit.core.types import Array
 
 

@@ -1,6 +1,6 @@
 """The maths behind a loopback server: training runs and samplers of one backend.
 
-Built on `core.protocols` alone. What services are known to do differently is a `Quirk`, so that
+Built on `core.clients` alone. What services are known to do differently is a `Quirk`, so that
 the probe of a hosted backend can be shown each of them.
 """
 
@@ -18,17 +18,15 @@ import numpy as np
 from turncredit.backends.hosted.normalise import Reduction, Totals, shares, weighted
 from turncredit.backends.hosted.shift import Shifted, unshift
 from turncredit.backends.loopback.shelf import Expired, NotFound, Saved, Shelf
-from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import (
+from turncredit.core.calls import (
     AdamParams,
-    Backend,
     ForwardBackwardOutput,
     SampleResult,
-    SamplingClient,
     SamplingParams,
     ScoreResult,
-    TrainingClient,
 )
+from turncredit.core.clients import Backend, SamplingClient, TrainingClient
+from turncredit.core.errors import ConfigError
 from turncredit.core.types import Ids
 
 

@@ -15,7 +15,7 @@ from turncredit.backends.loopback.http import Reply, Request, Server
 from turncredit.backends.loopback.muscle import Muscle, Quirks
 from turncredit.backends.loopback.pytrio_actor import Actor
 from turncredit.backends.loopback.pytrio_control import Control, Offer
-from turncredit.core.protocols import Backend
+from turncredit.core.clients import Backend
 
 
 class Service:

@@ -25,8 +25,8 @@ from turncredit.backends.loopback.pytrio_wire import (
     usage_of,
 )
 from turncredit.backends.loopback.shelf import Expired, NotFound, Saved
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import AdamParams, SamplingParams
 from turncredit.core.types import Usage
 
 _LONGEST_WAIT_S = 60.0

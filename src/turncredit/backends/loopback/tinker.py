@@ -20,8 +20,8 @@ from turncredit.backends.loopback.shelf import Expired, NotFound
 from turncredit.backends.loopback.tinker_desk import Desk, Flags, Refused, Routes
 from turncredit.backends.loopback.tinker_runs import Runs
 from turncredit.backends.loopback.tinker_samplers import POLL_S, Samplers
+from turncredit.core.clients import Backend
 from turncredit.core.errors import TurncreditError
-from turncredit.core.protocols import Backend
 from turncredit.core.types import Usage
 
 

@@ -14,7 +14,7 @@ from turncredit.backends.loopback.http import Reply, Request, json_reply
 from turncredit.backends.loopback.promises import Work
 from turncredit.backends.loopback.tinker_desk import Desk, Refused, Routes
 from turncredit.backends.loopback.tinker_samplers import Samplers
-from turncredit.core.protocols import AdamParams
+from turncredit.core.calls import AdamParams
 from turncredit.core.types import Usage
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from turncredit.backends.hosted.shift import Shifted
+from turncredit.core.calls import Sample, SamplingParams
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Sample, SamplingParams
 from turncredit.core.registry import require
 from turncredit.core.types import Array, Tokens
 

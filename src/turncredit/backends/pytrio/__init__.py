@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from turncredit.backends.hosted.addresses import check_address
+from turncredit.core.calls import Capabilities
 from turncredit.core.errors import ConfigError
-from turncredit.core.protocols import Capabilities
 from turncredit.core.settings import check_choices, setting
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from turncredit.backends.pytrio import CAPABILITIES, Config, versions
 from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
 from turncredit.backends.pytrio.training import PytrioTrainingClient
+from turncredit.core.calls import Capabilities
+from turncredit.core.clients import WeightsUse
 from turncredit.core.errors import BackendError
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import Capabilities, WeightsUse
 from turncredit.core.types import Usage
 
 

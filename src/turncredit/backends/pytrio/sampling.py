@@ -12,8 +12,8 @@ from turncredit.backends.hosted.normalise import prompt_logprobs
 from turncredit.backends.hosted.samples import checked
 from turncredit.backends.pytrio import versions
 from turncredit.backends.pytrio.shared import Shared
+from turncredit.core.calls import SampleResult, SamplingParams, ScoreResult
 from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.protocols import SampleResult, SamplingParams, ScoreResult
 from turncredit.core.types import Ids, Usage
 
 

@@ -20,10 +20,10 @@ from turncredit.backends.pytrio import CAPABILITIES
 from turncredit.backends.pytrio.errors import is_check
 from turncredit.backends.pytrio.sampling import PytrioSamplingClient
 from turncredit.backends.pytrio.shared import Shared
+from turncredit.core.calls import AdamParams, ForwardBackwardOutput
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
 from turncredit.core.losses import LossSpec, parse_loss
-from turncredit.core.protocols import AdamParams, ForwardBackwardOutput
 from turncredit.core.types import Array, Usage
 
 T = TypeVar("T")

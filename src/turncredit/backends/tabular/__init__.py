@@ -22,10 +22,10 @@ from turncredit.backends.tabular.policy import Base
 from turncredit.backends.tabular.reader import Reader
 from turncredit.backends.tabular.tokenizer import TableTokenizer
 from turncredit.backends.tabular.training import State, read
+from turncredit.core.calls import Capabilities
 from turncredit.core.errors import ConfigError
 from turncredit.core.losses import LOSS_TERMS, POLICY_LOSSES
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import Capabilities
 from turncredit.core.settings import setting
 from turncredit.core.types import Usage
 

@@ -15,11 +15,7 @@ from turncredit.backends.tabular.policy import Table, draw, log_softmax
 from turncredit.backends.tabular.reader import Reader, TokenIds
 from turncredit.backends.tabular.tokenizer import TableTokenizer
 from turncredit.backends.tabular.training import State, write
-from turncredit.core.datum import Datum, Distribution
-from turncredit.core.errors import BackendError
-from turncredit.core.losses import LossSpec, parse_loss
-from turncredit.core.metering import Meter
-from turncredit.core.protocols import (
+from turncredit.core.calls import (
     AdamParams,
     ForwardBackwardOutput,
     Sample,
@@ -27,6 +23,10 @@ from turncredit.core.protocols import (
     SamplingParams,
     ScoreResult,
 )
+from turncredit.core.datum import Datum, Distribution
+from turncredit.core.errors import BackendError
+from turncredit.core.losses import LossSpec, parse_loss
+from turncredit.core.metering import Meter
 from turncredit.core.types import Array, Ids, Usage, frozen_array
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from turncredit.backends.tabular.policy import Base, Table
 from turncredit.backends.tabular.reader import Key, Situation
+from turncredit.core.calls import AdamParams
 from turncredit.core.errors import ConfigError, DataError
-from turncredit.core.protocols import AdamParams
 from turncredit.core.types import Array
 
 

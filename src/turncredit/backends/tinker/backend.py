@@ -19,9 +19,10 @@ from turncredit.backends.local.tokenizer import HfTokenizer
 from turncredit.backends.tinker import CAPABILITIES, Config, sdk
 from turncredit.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient, computed
 from turncredit.backends.tinker.link import Link
+from turncredit.core.calls import Capabilities
+from turncredit.core.clients import WeightsUse
 from turncredit.core.errors import BackendError
 from turncredit.core.metering import Meter
-from turncredit.core.protocols import Capabilities, WeightsUse
 from turncredit.core.types import Usage
 
 # What a server without such an address answers (FastAPI's words), in place of one without weights.

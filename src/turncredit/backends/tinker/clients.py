@@ -17,17 +17,17 @@ from turncredit.backends.hosted.shift import Shifted, shift, spread
 from turncredit.backends.hosted.tally import tally, window
 from turncredit.backends.tinker import sdk
 from turncredit.backends.tinker.link import Link
-from turncredit.core.datum import Datum
-from turncredit.core.errors import BackendError, ConfigError
-from turncredit.core.losses import LossSpec, parse_loss
-from turncredit.core.metering import ask_again
-from turncredit.core.protocols import (
+from turncredit.core.calls import (
     AdamParams,
     ForwardBackwardOutput,
     SampleResult,
     SamplingParams,
     ScoreResult,
 )
+from turncredit.core.datum import Datum
+from turncredit.core.errors import BackendError, ConfigError
+from turncredit.core.losses import LossSpec, parse_loss
+from turncredit.core.metering import ask_again
 from turncredit.core.types import Ids, Usage
 
 
