@@ -245,6 +245,33 @@ def test_weights_that_changed_go_on_from_no_old_state(hybrid: str, tmp_path: Pat
     run(work())
 
 
+def test_scores_of_rows_that_begin_alike_read_it_once(folder: str) -> None:
+    async def work() -> None:
+        made = backend(folder)
+        client = await made.create_sampling_client()
+        network = client._engine.policy
+        rows = [[*PROMPT, *((m + 3 * i) % 200 for i in range(20 + m))] for m in range(4)]
+        calls = (client.compute_logprobs(row, last_n=len(row) - len(PROMPT)) for row in rows)
+        scores = [answer.logprobs for answer in await asyncio.gather(*calls)]
+        assert made.usage().cached == 3 * (len(PROMPT) - 1)
+        for row, found in zip(rows, scores, strict=True):
+            new = slice(len(PROMPT), None)
+            want = network_scores(network, row)[len(PROMPT) - 1 :]
+            np.testing.assert_allclose(found[new], want, atol=BOUND)
+            alone = await client.compute_logprobs(row, last_n=len(row) - len(PROMPT))
+            np.testing.assert_array_equal(found[new], alone.logprobs[new])
+        whole = await client.compute_logprobs(rows[0])
+        np.testing.assert_allclose(whole.logprobs[1:], network_scores(network, rows[0]), atol=BOUND)
+
+    run(work())
+
+
+@torch.no_grad()
+def network_scores(network: Policy, row: list[int]) -> Any:
+    logits = network.logits(network.full([row])[0, :-1]).log_softmax(-1)
+    return logits.gather(-1, torch.tensor(row[1:])[:, None])[:, 0].numpy()
+
+
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return Policy(network("Qwen3_5"), lora_rank=0)

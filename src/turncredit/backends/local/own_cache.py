@@ -201,7 +201,7 @@ class OwnCaches:
         return [self._pass([row], self._live[row])[0] for row in rows]
 
     def _pass(self, rows: list[Row], cache: Cache) -> torch.Tensor:
-        states = self._policy.extend([r.new for r in rows], [r.stored for r in rows], cache)
+        states = self._policy.extend([r.new for r in rows], [r.stored for r in rows], cache)[:, -1]
         for row in rows:
             row.stored = row.length
         return states

@@ -97,7 +97,7 @@ class Passes:
     @property
     def shares(self) -> bool:
         """Rows that begin alike are worth bringing together."""
-        return self.share and self.kernel is not None
+        return self.share and (self.kernel is not None or self.policy.row_bytes is not None)
 
     def states(self, rows: Sequence[tuple[Hashable, list[int], int]]) -> States:
         """Hidden states of rows: (key, ids, how many of them rows of this key share)."""

@@ -193,7 +193,7 @@ class Policy:
             cache: as `fresh_cache` makes them; it is changed.
 
         Returns:
-            The hidden state (B, d) of each row's last token.
+            The hidden states (B, N, d) of the new tokens.
         """
         tokens = torch.tensor(ids, device=self.device)
         start = torch.tensor(stored, device=self.device)[:, None]
@@ -201,14 +201,13 @@ class Policy:
         mask = None
         if min(stored) < longest:
             mask = torch.arange(longest + count, device=self.device) >= longest - start
-        hidden = self._body(
+        return self._body(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=start + torch.arange(count, device=self.device),
             use_cache=True,
             **{self._cache_name: cache},
         ).last_hidden_state
-        return hidden[:, -1]
 
     def fresh_cache(self) -> Any:
         """An empty cache of the family's own."""

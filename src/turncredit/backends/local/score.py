@@ -24,6 +24,7 @@ from turncredit.backends.local.packed import Stem
 from turncredit.backends.local.packs import Index, Pack, Tree
 from turncredit.backends.local.passes import Passes
 from turncredit.backends.local.policy import Policy
+from turncredit.backends.local.stacking import copied
 from turncredit.backends.local.vocabulary import Probe
 from turncredit.core.datum import Distribution
 from turncredit.core.types import Array
@@ -174,12 +175,13 @@ def _numbers(
 def next_batch(passes: Passes, questions: Sequence[Question], batch_tokens: int) -> list[int]:
     """Which questions (of one snapshot) to answer together with the first one.
 
-    On the CPU those that share its beginning. On other devices also the shortest of the rest, up
-    to `batch_tokens` in all, beginnings counted once (without packs: pads counted too).
+    On the CPU, and where a family's own cache holds the beginning, those that share it. Else also
+    the shortest of the rest, up to `batch_tokens` in all, beginnings counted once (without packs:
+    pads counted too).
     """
     keys = [question.key for question in questions]
     chosen = [i for i, key in enumerate(keys) if key == keys[0]] if passes.shares else [0]
-    if passes.policy.device.type == "cpu":
+    if passes.policy.device.type == "cpu" or (passes.shares and passes.kernel is None):
         return chosen
     rest = set(range(len(questions))).difference(chosen)
     for i in sorted(rest, key=lambda i: (len(questions[i].ids), i)):
@@ -225,7 +227,9 @@ def answer(
     for question in questions:
         shared.append(question.shared if passes.shares and question.key in seen else 0)
         seen.add(question.key)
-    if len(seen) == 1 and any(shared) and _tokens(passes, questions) > batch_tokens:
+    if passes.shares and passes.kernel is None:
+        states = _after_copies(policy, questions)
+    elif len(seen) == 1 and any(shared) and _tokens(passes, questions) > batch_tokens:
         states = _after_stem(passes, questions, batch_tokens, lean)
     else:
         rows = [(q.key, q.needed, q.shared) for q in questions]
@@ -253,6 +257,20 @@ def _after_stem(
         wanted = torch.as_tensor(np.concatenate(places), device=passes.policy.device)
         hidden = passes.run(pack, stem=stem, lean=lean, wanted=wanted)
         yield from hidden.split([len(p) for p in places])
+
+
+def _after_copies(policy: Policy, questions: Sequence[Question]) -> Iterator[torch.Tensor]:
+    """The same by a family's own cache: each row goes on with a copy of it.
+
+    A row that is read alone is cut at the same place, so that its numbers are the same.
+    """
+    length = questions[0].shared
+    beginning = policy.fresh_cache()
+    if length:
+        policy.extend([questions[0].ids[:length]], [0], beginning)
+    for question in questions:
+        states = policy.extend([question.needed[length:]], [length], copied(beginning))
+        yield states[0, torch.as_tensor(question.at_N - 1 - length, device=states.device)]
 
 
 def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:

@@ -153,6 +153,8 @@ def grown(policy: Policy, rows: list[list[int]]) -> torch.Tensor:
         policy.extend([row[70:-1]], [70], cache)
     last, stored = [row[-1:] for row in rows], [len(row) - 1 for row in rows]
     if joinable(caches):
-        return policy.logits(policy.extend(last, stored, joined(caches)))
-    apart = zip(last, stored, caches, strict=True)
-    return policy.logits(torch.cat([policy.extend([x], [n], c) for x, n, c in apart]))
+        states = policy.extend(last, stored, joined(caches))
+    else:
+        apart = zip(last, stored, caches, strict=True)
+        states = torch.cat([policy.extend([x], [n], cache) for x, n, cache in apart])
+    return policy.logits(states[:, -1])
