@@ -19,7 +19,6 @@ import torch
 from turncredit.backends.local import Config, create, trials
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.noise import Draw, choose, gumbel
-from turncredit.backends.local.policy import Policy
 from turncredit.core.calls import SamplingParams
 from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError, ConfigError
@@ -181,7 +180,7 @@ def test_families_without_any_cache_still_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then every token is a full pass, and correct."""
-    monkeypatch.setattr(Policy, "_agrees", lambda *_: False)
+    monkeypatch.setattr(trials, "takes_our_cache", lambda _: False)
     monkeypatch.setattr(trials, "own_row_bytes", lambda _: None)
     folder = tiny_models.write_model(tmp_path)
 

@@ -23,7 +23,7 @@ from turncredit.backends.local.arena import Arena, Shape, Stretch, Window
 from turncredit.backends.local.cached import Cached, Chunk
 from turncredit.backends.local.lean import Lean, fuse
 from turncredit.backends.local.lighter import lighten
-from turncredit.backends.local.memory import attends_fully, cache_shape
+from turncredit.backends.local.memory import cache_shape
 from turncredit.backends.local.models import longest_row
 from turncredit.backends.local.packed import Layout
 from turncredit.core.errors import ConfigError
@@ -31,7 +31,6 @@ from turncredit.core.errors import ConfigError
 Tensors = dict[str, torch.Tensor]
 
 
-_ALIKE = 1e-3  # logits of two float32 paths through any healthy model are closer
 # The error of float32 logits against the canonical path, as its spread (largest minus smallest)
 # over the vocabulary, which bounds the change of any distance. Measured over 2,500 positions, with
 # modules and lean, prefills and single steps mixed: at most 4e-5 for household-tiny up to 3,000
@@ -79,7 +78,7 @@ class Policy:
         self._mounted: Mapping[str, torch.Tensor] | None = None
         self._may_be_lean = False
         self.noise = _NOISE
-        self.cached = self._probe()
+        self.cached = trials.takes_our_cache(self)
         self.row_bytes = None if self.cached else trials.own_row_bytes(self)
         if self.row_bytes:
             self.noise = max(self.noise, _OWN_NOISE)
@@ -271,68 +270,11 @@ class Policy:
             return False
         finally:
             self._lean_sets.clear()
-        alike = bool((far - wanted).abs().max() < _ALIKE)
-        return alike and self.same(torch.stack(found), want)
+        return trials.alike(far, wanted) and trials.same(self, torch.stack(found), want)
 
     def _padded(self, rows: list[list[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
         return pad_sequence(tensors, batch_first=True).to(self.device)
-
-    @torch.no_grad()
-    def _probe(self) -> bool:
-        """Try our attention and cache against the family's own forward pass.
-
-        Raises:
-            ConfigError: the family changes its logits after the head (scaling, soft-capping), or
-                cannot be run as a body and a head at all.
-        """
-        rows = trials.some_rows(self.vocabulary, 12, 9)
-        with trials.measurable(self):
-            want = self._own_logits(rows[:1])
-            original = self.model.config._attn_implementation or "sdpa"
-            if attends_fully(self.model.config):
-                self.model.set_attn_implementation(attention.NAME)
-                if self._agrees(rows, want[-1]):
-                    return True
-                self.model.set_attn_implementation(original)
-        return False
-
-    def _own_logits(self, rows: list[list[int]]) -> torch.Tensor:
-        """The family's own (T, V), which our way through its parts has to give, too."""
-        family, ids = type(self.model).__name__, self._padded(rows)
-        try:
-            want = self.model(input_ids=ids).logits[0].float()
-            found = self.logits(self.full(rows)[0])
-        except torch.OutOfMemoryError:
-            raise
-        except trials.UNFIT as error:
-            raise ConfigError(
-                f"{family} is unsupported ({type(error).__name__}: {error})"
-            ) from error
-        if not self.same(found, want) or not trials.ends_with_head(self, ids):
-            raise ConfigError(f"{family} changes its logits after the LM head: unsupported")
-        return want
-
-    def _agrees(self, rows: list[list[int]], want: torch.Tensor) -> bool:
-        try:
-            full = self.logits(self.full(rows)[0])
-            near, apart = trials.stepped(self, rows, (5, 8))
-        except torch.OutOfMemoryError:
-            raise
-        except trials.UNFIT:
-            return False
-        return self.same(torch.stack([full[-1], near[0], apart[0]]), want)
-
-    def same(self, found: torch.Tensor, want: torch.Tensor) -> bool:
-        """Logits agree; a model noisier than those that were measured gets a wider bound."""
-        errors = found - want
-        if not self.exact:
-            return trials.nearly_alike(found, want)
-        if not float(errors.abs().max()) < _ALIKE:
-            return False
-        spread = float((errors.amax(-1) - errors.amin(-1)).max())
-        self.noise = max(self.noise, 4 * spread)
-        return True
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

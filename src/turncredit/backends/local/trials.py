@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from turncredit.backends.local import attention
 from turncredit.backends.local.arena import Arena
 from turncredit.backends.local.cached import Chunk, attend_causally
 from turncredit.backends.local.lean import Lean
+from turncredit.backends.local.memory import attends_fully
 from turncredit.backends.local.own_cache import RowBytes
 from turncredit.backends.local.stacking import cache_bytes, joinable, joined
+from turncredit.core.errors import ConfigError
 
 if TYPE_CHECKING:  # a policy tries itself
     from turncredit.backends.local.policy import Policy
@@ -31,8 +34,72 @@ _FEW = 2  # layers, and as many more as it takes to have one of full attention
 _FULL = "full_attention"
 _MANY = 12  # tokens
 _FAR = 1_000_000  # positions, where a model names no last one
+_ALIKE = 1e-3  # logits
 _NEARLY, _ROUGHLY = 0.02, 0.1  # of the spread
 _LARGE = 100.0  # logits beyond those of any model
+
+
+@torch.no_grad()
+def takes_our_cache(policy: Policy) -> bool:
+    """Try our attention and cache against the family's own forward pass, and leave them in use.
+
+    Raises:
+        ConfigError: the family changes its logits after the head (scaling, soft-capping), or
+            cannot be run as a body and a head at all.
+    """
+    rows, model = some_rows(policy.vocabulary, 12, 9), policy.model
+    with measurable(policy):
+        want = _own_logits(policy, rows[0])
+        original = model.config._attn_implementation or "sdpa"
+        if attends_fully(model.config):
+            model.set_attn_implementation(attention.NAME)
+            if _agrees(policy, rows, want[-1]):
+                return True
+            model.set_attn_implementation(original)
+    return False
+
+
+def _own_logits(policy: Policy, row: list[int]) -> torch.Tensor:
+    """The family's own (T, V), which our way through its parts has to give, too."""
+    family, ids = type(policy.model).__name__, torch.tensor([row], device=policy.device)
+    try:
+        want = policy.model(input_ids=ids).logits[0].float()
+        found = policy.logits(policy.full([row])[0])
+    except torch.OutOfMemoryError:
+        raise
+    except UNFIT as error:
+        raise ConfigError(f"{family} is unsupported ({type(error).__name__}: {error})") from error
+    if not same(policy, found, want) or not ends_with_head(policy, ids):
+        raise ConfigError(f"{family} changes its logits after the LM head: unsupported")
+    return want
+
+
+def _agrees(policy: Policy, rows: list[list[int]], want: torch.Tensor) -> bool:
+    try:
+        full = policy.logits(policy.full(rows)[0])
+        near, apart = stepped(policy, rows, (5, 8))
+    except torch.OutOfMemoryError:
+        raise
+    except UNFIT:
+        return False
+    return same(policy, torch.stack([full[-1], near[0], apart[0]]), want)
+
+
+def same(policy: Policy, found: torch.Tensor, want: torch.Tensor) -> bool:
+    """Logits agree; a model noisier than those that were measured gets a wider bound of noise."""
+    if not policy.exact:
+        return nearly_alike(found, want)
+    if not alike(found, want):
+        return False
+    errors = found - want
+    spread = float((errors.amax(-1) - errors.amin(-1)).max())
+    policy.noise = max(policy.noise, 4 * spread)
+    return True
+
+
+def alike(found: torch.Tensor, want: torch.Tensor) -> bool:
+    """Logits are no further apart than those of two float32 paths through any healthy model."""
+    return bool((found - want).abs().max() < _ALIKE)  # false where one is no number
 
 
 @contextmanager
@@ -129,8 +196,11 @@ def own_row_bytes(policy: Policy) -> RowBytes | None:
         with measurable(policy):
             want = torch.stack([policy.fresh_logits(row) for row in rows])
             found = grown(policy, rows)
-            same = policy.same(found, want) if policy.exact else nearly_alike(found, want, _ROUGHLY)
-        if not same:
+            if policy.exact:
+                sound = same(policy, found, want)
+            else:
+                sound = nearly_alike(found, want, _ROUGHLY)
+        if not sound:
             return None
         sizes = []
         for row in rows:
