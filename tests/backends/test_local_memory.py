@@ -7,17 +7,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import tiny_models
+import torch
 
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
+from turncredit.backends.local.passes import Passes
+from turncredit.backends.local.policy import Policy
+from turncredit.backends.local.trainer import Trainer
 from turncredit.cli.main import main
-from turncredit.core.calls import SamplingParams
+from turncredit.core.calls import AdamParams, SamplingParams
 from turncredit.core.clients import SamplingClient
+from turncredit.core.datum import Datum
 from turncredit.core.errors import BackendError
 from turncredit.loop.asking import asker, longest_question
 
@@ -132,3 +138,33 @@ def test_a_question_that_does_not_fit_is_not_asked(folder: str) -> None:
 
     assert asyncio.run(work(20)) == ("", 0)
     assert asyncio.run(work(500))[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "cure"),
+    [
+        (Policy, "step", "sampling .* Lower --cache-gib"),
+        (Passes, "read", "scoring .* Lower --batch-tokens"),
+        (Trainer, "accumulate", "training .* Lower --activation-gib"),
+        (Trainer, "optimize", "the optimizer .* --optimizer adamw8bit"),
+    ],
+)
+def test_who_runs_out_of_memory_is_told_what_to_lower(
+    owner: type, name: str, cure: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a")
+
+    async def work() -> None:
+        client = await backend(folder).create_training_client(seed=0, save_dir=str(tmp_path))
+        frozen = await client.save_weights_and_get_sampling_client()
+        monkeypatch.setattr(owner, name, full)
+        await frozen.sample([1, 2, 3], params=SamplingParams(max_tokens=2))
+        await frozen.compute_logprobs([1, 2, 3])
+        mask = np.array([False, True, True])
+        row = Datum(tokens=np.arange(3), logprobs=-np.ones(3), advantages=1.0 * mask, mask=mask)
+        await client.forward_backward([row], loss_fn="ppo")
+        await client.optim_step(AdamParams(learning_rate=0.1))
+
+    with pytest.raises(BackendError, match=cure):
+        asyncio.run(work())

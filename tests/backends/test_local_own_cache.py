@@ -212,6 +212,17 @@ def test_a_pass_that_fails_leaves_nothing_to_go_on_from(
     run(work())
 
 
+def test_a_snapshot_that_is_closed_keeps_nothing(hybrid: str) -> None:
+    async def work() -> None:
+        client = await backend(hybrid).create_sampling_client()
+        await trajectory(client, 0)
+        assert client._engine.decoder._own._kept
+        await client.close()
+        assert not client._engine.decoder._own._kept
+
+    run(work())
+
+
 def test_a_cancelled_call_disturbs_no_other(hybrid: str) -> None:
     async def work() -> None:
         client = await backend(hybrid).create_sampling_client()

@@ -182,12 +182,16 @@ def test_a_refused_batch_leaves_the_run_usable(tmp_path: Path) -> None:
         with rig(tmp_path) as made:
             backend = made.backend()
             training = await backend.create_training_client(seed=0, save_dir="")
-            tokens = row().tokens.copy()
-            tokens[0] = 10**6  # the SDK counts the words of the tokenizer
-            from dataclasses import replace
+            muscle = made.service.muscle
+            works = muscle.forward_backward
 
+            async def refuses(*_: object, **__: object) -> None:
+                raise ConfigError("refused")
+
+            muscle.forward_backward = refuses
             with pytest.raises(faults.InvalidRequest):
-                await training.forward_backward([replace(row(), tokens=tokens)], loss_fn="ppo")
+                await training.forward_backward([row()], loss_fn="ppo")
+            muscle.forward_backward = works
             await training.forward_backward([row()], loss_fn="ppo")
             assert (await training.optim_step(ADAM))["grad_norm"] > 0
             await backend.aclose()

@@ -14,6 +14,7 @@ import numpy as np
 from turncredit.backends import contract
 from turncredit.backends.local import Config, sampler_files, state
 from turncredit.backends.local.decode import Row
+from turncredit.backends.local.device import fitting
 from turncredit.backends.local.engine import Engine
 from turncredit.backends.local.packs import Index
 from turncredit.backends.local.policy import Tensors
@@ -54,7 +55,8 @@ class LocalSamplingClient:
             for i in range(num_samples)
         ]
         try:
-            await self._engine.sample(rows)
+            with fitting("sampling", "Lower --cache-gib, then --max-batch"):
+                await self._engine.sample(rows)
         finally:  # who gives a call up has used it, too
             usage = self._meter.add(
                 Usage(
@@ -95,7 +97,7 @@ class LocalSamplingClient:
     async def close(self) -> None:
         """Free the snapshot and its cached sequences."""
         self._closed = True
-        self._engine.decoder.slots.forget(self.snapshot_id)
+        self._engine.decoder.forget(self.snapshot_id)
         self._weights = {}
 
     async def _scored(self, ids: list[int], at_N: Index) -> ScoreResult:
@@ -104,7 +106,8 @@ class LocalSamplingClient:
 
     async def _read(self, ids: list[int], read: Reading, at_N: Index) -> tuple[Any, Usage]:
         question = Question(ids, at_N, read)
-        found, cached = await self._engine.score(self.snapshot_id, self._weights, question)
+        with fitting("scoring", "Lower --batch-tokens"):
+            found, cached = await self._engine.score(self.snapshot_id, self._weights, question)
         usage = Usage(prefill=len(ids) - cached, cached=cached, requests=1)
         return found, self._meter.add(usage)
 
@@ -180,6 +183,7 @@ class LocalTrainingClient:
         Raises:
             ConfigError: an unknown loss, term or setting, a row without what a term reads, or one
                 that is longer than the model's positions.
+            BackendError: the device's memory does not suffice.
         """
         loss = parse_loss(loss_fn, loss_fn_config)
         contract.check_rows(data, loss, self._engine.policy.vocabulary)
@@ -192,8 +196,10 @@ class LocalTrainingClient:
         logprobs: list[Array] = [np.zeros(0)] * len(data)
         for batch in self._trainer.micro_batches(data, self._config.batch_tokens):
             rows = [data[i] for i in batch]
-            for i, new in zip(batch, self._trainer.accumulate(rows, loss, tally), strict=True):
-                logprobs[i] = new
+            with fitting("training", "Lower --activation-gib, or use --checkpointing on"):
+                new = self._trainer.accumulate(rows, loss, tally)
+            for i, found in zip(batch, new, strict=True):
+                logprobs[i] = found
             await asyncio.sleep(0)
         usage = Usage(trained=sum(len(row.tokens) for row in data), requests=1)
         return ForwardBackwardOutput(
@@ -202,7 +208,8 @@ class LocalTrainingClient:
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """One AdamW step, or none when a gradient is not finite (`skipped_steps` says so)."""
-        return self._trainer.optimize(params)
+        with fitting("the optimizer", "Use a --lora-rank, or --optimizer adamw8bit"):
+            return self._trainer.optimize(params)
 
     async def save_state(self, name: str) -> str:
         """Save weights and optimizer in `save_dir/NAME/state`.

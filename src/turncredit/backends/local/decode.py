@@ -198,6 +198,12 @@ class Decoder:
             self.slots.release(row.slot, as_bytes(row.ids[: row.stored]))
         row.slot = None
 
+    def forget(self, owner: str) -> None:
+        """Drop what is kept of a snapshot."""
+        self.slots.forget(owner)
+        if self._own:
+            self._own.forget(owner)
+
     def taken(self, rows: list[Row]) -> list[Row]:
         """Rows whose place another needed: they start again from their ids when there is room."""
         gone = [row for row in rows if row.slot and row.slot.lost]

@@ -13,11 +13,13 @@ Rules, none of which depends on a timing (a run must not change with the load of
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from turncredit.backends.local import Config
-from turncredit.core.errors import ConfigError
+from turncredit.core.errors import BackendError, ConfigError
 
 _SMALL = 50_000_000  # parameters up to which the CPU computes in float32
 _AMPERE = 8  # major compute capability from which bfloat16 and flash attention are in hardware
@@ -70,6 +72,24 @@ def has_bfloat16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device)[0] >= _AMPERE
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(supported and supported())
+
+
+@contextmanager
+def fitting(work: str, cure: str) -> Iterator[None]:
+    """Around what may take more memory than the device has.
+
+    Args:
+        work: what is done, for people.
+        cure: settings to change, the first first.
+
+    Raises:
+        BackendError: the memory did not suffice, with the cure.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = str(error).partition(". ")[0]
+        raise BackendError(f"no memory is left for {work} ({said}).   {cure}") from error
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> str:

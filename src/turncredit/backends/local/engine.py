@@ -126,9 +126,10 @@ class Engine:
         same = [job for job in self._scores if job.owner == first.owner]
         chosen = next_batch(self.passes, [job.question for job in same], self.batch_tokens)
         batch = [same[i] for i in chosen]
-        self._scores = [job for job in self._scores if job not in batch]
         questions = [job.question for job in batch]
         answers = answer(self.passes, first.weights, questions, self.batch_tokens)
+        # Only now: who is not in the queue would never hear of an error.
+        self._scores = [job for job in self._scores if job not in batch]
         for job, found in zip(batch, answers, strict=True):
             job.future.set_result(found)
 

@@ -144,6 +144,11 @@ class OwnCaches:
         if cache is not None and row.stored:
             self._keep(row, cache, None)
 
+    def forget(self, owner: str) -> None:
+        """Drop what is kept of a snapshot."""
+        if owner == self._owner:
+            self._kept.clear()
+
     def _admits(self, row: Row) -> bool:
         self.check(len(row.prompt) + row.params.max_tokens)
         needed = sum(self._need(other) for other in [row, *self._live])
