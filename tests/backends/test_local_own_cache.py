@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.policy import Policy
-from turncredit.backends.local.stacking import cache_bytes, copied, joinable, joined, parted
+from turncredit.backends.local.stacking import cache_bytes, copied, joinable, joined, narrow, picked
 from turncredit.core.calls import SamplingParams
 from turncredit.core.errors import BackendError
 
@@ -289,27 +289,41 @@ def policy() -> Policy:
 
 
 @settings(max_examples=20, deadline=None)
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4))
+@given(lengths=st.lists(st.integers(1, 40), min_size=2, max_size=5), data=st.data())
 @torch.no_grad()
-def test_together_and_apart_again_is_the_same(policy: Policy, lengths: list[int]) -> None:
-    caches = []
-    for seed, length in enumerate(lengths):
+def test_rows_come_and_go_and_say_what_they_say_alone(
+    policy: Policy, lengths: list[int], data: st.DataObject
+) -> None:
+    def read(length: int, seed: int) -> Any:
         cache = policy.fresh_cache()
         policy.extend([[(3 * i + seed) % 300 for i in range(length)]], [0], cache)
-        caches.append(cache)
-    copies = [copied(cache) for cache in caches]
+        return cache
+
+    alone = [read(length, seed) for seed, length in enumerate(lengths)]
+    copies = [copied(cache) for cache in alone]
     assert joinable(copies)
     joint = joined(copies)
-    total = sum(map(cache_bytes, caches))
-    assert cache_bytes(joint) >= total
-    for one, other, length in zip(caches, parted(joint, lengths), lengths, strict=True):
-        assert cache_bytes(one) == cache_bytes(other)
-        for a, b in zip(one.layers, other.layers, strict=True):
-            for name, value in vars(a).items():
-                if isinstance(value, torch.Tensor):
-                    assert torch.equal(value, getattr(b, name))
-        states = [policy.extend([[5]], [length], cache) for cache in (one, other)]
-        torch.testing.assert_close(*states)
+    for b, length in enumerate(lengths):
+        assert same(picked(joint, b, length), alone[b])
+    stay = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, unique=True))
+    narrow(joint, stay, max(lengths[b] for b in stay))
+    late = data.draw(st.integers(1, 50))
+    rows = [*((alone[b], lengths[b]) for b in stay), (read(late, 9), late)]
+    joint = joined([joint, copied(rows[-1][0])])
+    stored = [length for _, length in rows]
+    for step in range(2):
+        together = policy.extend([[5 + step]] * len(rows), [n + step for n in stored], joint)
+        apart = [policy.extend([[5 + step]], [n + step], cache) for cache, n in rows]
+        torch.testing.assert_close(together, torch.cat(apart), atol=1e-4, rtol=1e-4)
+
+
+def same(one: Any, other: Any) -> bool:
+    return cache_bytes(one) == cache_bytes(other) and all(
+        torch.equal(value, vars(b)[name])
+        for a, b in zip(one.layers, other.layers, strict=True)
+        for name, value in vars(a).items()
+        if isinstance(value, torch.Tensor)
+    )
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 Families with layers that are not full attention (gated delta rules, sliding windows) keep states
 of other shapes than our arena's. One cache object of theirs holds one row; rows with as many new
-tokens each are brought together for a pass, and stay together until other rows are wanted. A
-recurrent state cannot be cut back, so what is kept serves rows that begin with *all* of its ids.
+tokens each are brought together for a pass, and those that go on stay together. A recurrent state
+cannot be cut back, so what is kept serves rows that begin with *all* of its ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from turncredit.backends.local.slots import as_bytes
-from turncredit.backends.local.stacking import Cache, copied, joinable, joined, parted
+from turncredit.backends.local.stacking import Cache, copied, joinable, joined, narrow, picked
 from turncredit.core.errors import BackendError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class OwnCaches:
         self._live: dict[Row, Cache] = {}  # None while it is in `_joint`
         self._known: dict[Row, torch.Tensor] = {}  # states of rows that were read already
         self._awaited: set[Row] = set()  # rows whose prompt others will copy
-        self._together: list[Row] = []
+        self._together: list[Row] = []  # in the order of `_joint`
         self._joint: Cache = None
 
     def check(self, tokens: int) -> None:
@@ -123,21 +123,19 @@ class OwnCaches:
                 groups.setdefault((row.length - row.stored, row.stored == 0), []).append(row)
         try:
             for group in groups.values():
-                found.update(zip(group, self._read(group), strict=True))
+                found.update(self._read(group))
         except BaseException:  # what was read halfway must not be taken for a beginning
             self._live.clear()
             self._together, self._joint = [], None
             raise
         for row in self._awaited & found.keys():
             self._awaited.remove(row)
-            self._apart()
-            self._keep(row, copied(self._live[row]), found[row])
+            self._keep(row, self._copy(row), found[row])
         return torch.stack([found[row] for row in rows])
 
     def release(self, row: Row) -> None:
         """Leave the row's cache for the next turn."""
-        if row in self._together:
-            self._apart()
+        self._leave([row] if row in self._together else [])
         cache = self._live.pop(row, None)
         self._known.pop(row, None)
         self._awaited.discard(row)
@@ -198,12 +196,13 @@ class OwnCaches:
             self._make_room(needed)
             self._kept[kept.ids] = kept
 
-    def _read(self, rows: list[Row]) -> list[torch.Tensor]:
+    def _read(self, rows: list[Row]) -> dict[Row, torch.Tensor]:
         """States (d,) of rows that have as many new tokens each."""
         if len(rows) > 1 and rows[0].stored and self._join(rows):
-            return list(self._pass(rows, self._joint))
-        self._apart()
-        return [self._pass([row], self._live[row])[0] for row in rows]
+            together = list(self._together)
+            return dict(zip(together, self._pass(together, self._joint), strict=True))
+        self._leave([row for row in self._together if row in rows])
+        return {row: self._pass([row], self._live[row])[0] for row in rows}
 
     def _pass(self, rows: list[Row], cache: Cache) -> torch.Tensor:
         states = self._policy.extend([r.new for r in rows], [r.stored for r in rows], cache)[:, -1]
@@ -212,20 +211,32 @@ class OwnCaches:
         return states
 
     def _join(self, rows: list[Row]) -> bool:
-        """Bring rows together; false where their caches cannot be."""
-        if self._together == rows:
-            return True
-        self._apart()
-        caches = [self._live[row] for row in rows]
-        if not joinable(caches):
+        """Let these rows, and no others, be together; false where their caches do not fit."""
+        come = [row for row in rows if row not in self._together]
+        caches = [self._live[row] for row in come]
+        stay = len(come) < len(rows)
+        if not joinable([self._joint, *caches] if stay else caches):
             return False
-        self._live.update(dict.fromkeys(rows))
-        self._together, self._joint = list(rows), joined(caches)
+        self._leave([row for row in self._together if row not in rows])
+        if come:
+            self._joint = joined([self._joint, *caches] if stay else caches)
+            self._together += come
+            self._live.update(dict.fromkeys(come))
         return True
 
-    def _apart(self) -> None:
-        """Give rows that are together a cache each again."""
-        stored = [row.stored for row in self._together]
-        caches = parted(self._joint, stored) if stored else []
-        self._live.update(zip(self._together, caches, strict=True))
-        self._together, self._joint = [], None
+    def _leave(self, rows: list[Row]) -> None:
+        """Give rows that are together with others a cache each again."""
+        if not rows:
+            return
+        self._live.update({row: self._copy(row) for row in rows})
+        stay = [b for b, row in enumerate(self._together) if row not in rows]
+        self._together = [self._together[b] for b in stay]
+        if stay:
+            narrow(self._joint, stay, max(row.stored for row in self._together))
+        else:
+            self._joint = None
+
+    def _copy(self, row: Row) -> Cache:
+        if row in self._together:
+            return picked(self._joint, self._together.index(row), row.stored)
+        return copied(self._live[row])

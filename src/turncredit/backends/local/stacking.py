@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 Cache = Any
+Change = Callable[[str, torch.Tensor], torch.Tensor]  # of a field's name and its tensor
 
 _GROWING = ("keys", "values")  # (B, heads, tokens, width); other tensors have one size
 
@@ -25,7 +26,11 @@ def joinable(caches: Sequence[Cache]) -> bool:
 
 
 def joined(caches: Sequence[Cache]) -> Cache:
-    """One cache of all rows, keys padded on the left. The given ones are empty afterwards."""
+    """One cache of all rows, keys padded on the left. The given ones are empty afterwards.
+
+    Args:
+        caches: of one row or several.
+    """
     out = copy.copy(caches[0])
     out.layers = []
     stacks = [list(cache.layers) for cache in caches]
@@ -39,18 +44,24 @@ def joined(caches: Sequence[Cache]) -> Cache:
     return out
 
 
-def parted(cache: Cache, tokens: Sequence[int]) -> list[Cache]:
-    """A cache for each row of a joint one, given how many tokens of each row it has read."""
+def picked(cache: Cache, row: int, tokens: int) -> Cache:
+    """A cache of one row out of several, which has read so many tokens."""
+    return _changed(cache, _picking([row], tokens))
 
-    def own(b: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
-        def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if name in _GROWING:
-                tensor = tensor[..., max(0, tensor.shape[-2] - tokens[b]) :, :]
-            return tensor[b : b + 1].clone()
 
-        return part
+def narrow(cache: Cache, rows: Sequence[int], tokens: int) -> None:
+    """Leave some rows in a cache, in this order; the longest has read so many tokens."""
+    for i in range(len(cache.layers)):  # so that one layer at a time is held twice
+        cache.layers[i] = _changed_layer(cache.layers[i], _picking(rows, tokens))
 
-    return [_changed(cache, own(b)) for b in range(len(tokens))]
+
+def _picking(rows: Sequence[int], tokens: int) -> Change:
+    def pick(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in _GROWING:
+            tensor = tensor[..., max(0, tensor.shape[-2] - tokens) :, :]
+        return tensor[torch.tensor(rows, device=tensor.device)]
+
+    return pick
 
 
 def copied(cache: Cache) -> Cache:
@@ -70,18 +81,21 @@ def cache_bytes(cache: Cache) -> int:
     return sum(found)
 
 
-def _changed(cache: Cache, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Cache:
-    """A cache with other tensors: `change` of a field's name and its tensor."""
+def _changed(cache: Cache, change: Change) -> Cache:
+    """A cache with other tensors."""
+    out = copy.copy(cache)
+    out.layers = [_changed_layer(layer, change) for layer in cache.layers]
+    return out
 
+
+def _changed_layer(layer: Any, change: Change) -> Any:
     def field(name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: field(name, inner) for key, inner in value.items()}
         return change(name, value) if _is_of_rows(value) else value
 
-    out = copy.copy(cache)
-    out.layers = [copy.copy(layer) for layer in cache.layers]
-    for layer in out.layers:
-        _set(layer, {name: field(name, value) for name, value in vars(layer).items()})
+    out = copy.copy(layer)
+    _set(out, {name: field(name, value) for name, value in vars(layer).items()})
     return out
 
 
