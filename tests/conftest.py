@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would every program that tests end by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHARED = Path(__file__).parents[2] / "shared"
 
