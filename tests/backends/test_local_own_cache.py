@@ -18,6 +18,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turncredit.backends.check import check_backend
 from turncredit.backends.local import Config, create
 from turncredit.backends.local.backend import LocalBackend
 from turncredit.backends.local.policy import Policy
@@ -81,9 +82,9 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("hybrid"), "Qwen3_5")
 
 
-def write(where: Path, family: str) -> str:
+def write(where: Path, family: str, **changes: Any) -> str:
     words = tiny_models.tokenizer()
-    network(family, len(words)).save_pretrained(where)
+    network(family, len(words), **changes).save_pretrained(where)
     words.save_pretrained(where)
     return str(where)
 
@@ -148,6 +149,13 @@ def test_ids_depend_on_nothing_but_seeds(folder: str) -> None:
     assert run(play(together=True, max_batch=2)) == alone
     assert run(play(together=True, reuse_prefixes=False)) == alone
     assert len({tuple(ids) for ids in alone}) == 6
+
+
+@pytest.mark.slow
+def test_a_hybrid_passes_the_conformance_suite(tmp_path: Path) -> None:
+    gentle = write(tmp_path / "model", "Qwen3_5", initializer_range=0.08)  # steps are to be small
+    results = run(check_backend(backend(gentle), tmp_path))
+    assert [f"{r.name}: {r.detail}" for r in results if not r.passed] == []
 
 
 def test_a_small_budget_is_kept_and_changes_no_id(hybrid: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,10 +57,14 @@ def narrow(cache: Cache, rows: Sequence[int], tokens: int) -> None:
 
 
 def _picking(rows: Sequence[int], tokens: int) -> Change:
+    @cache
+    def places(device: torch.device) -> torch.Tensor:
+        return torch.tensor(rows, device=device)
+
     def pick(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name in _GROWING:
             tensor = tensor[..., max(0, tensor.shape[-2] - tokens) :, :]
-        return tensor[torch.tensor(rows, device=tensor.device)]
+        return tensor[places(tensor.device)]
 
     return pick
 
