@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def narrow(cache: Cache, rows: Sequence[int], tokens: int) -> None:
 
 
 def _picking(rows: Sequence[int], tokens: int) -> Change:
-    @cache
+    @lru_cache
     def places(device: torch.device) -> torch.Tensor:
         return torch.tensor(rows, device=device)
 
