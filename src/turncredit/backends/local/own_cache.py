@@ -128,9 +128,10 @@ class OwnCaches:
             self._live.clear()
             self._together, self._joint = [], None
             raise
-        for row in self._awaited & found.keys():
-            self._awaited.remove(row)
-            self._keep(row, self._copy(row), found[row])
+        for row in rows:  # in their order: what is forgotten first must not hang on chance
+            if row in self._awaited:
+                self._awaited.remove(row)
+                self._keep(row, self._copy(row), found[row])
         return torch.stack([found[row] for row in rows])
 
     def release(self, row: Row) -> None:
